@@ -13,7 +13,7 @@ from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.errors import ApiTimedOut, InvalidSetting
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
@@ -674,7 +674,7 @@ class Consumer(Client):
         if self._state != "closing":
             self._check_running()
 
-    def _state_of(self, partition: TopicPartition) -> PartitionState:
+    def _state_of(self, partition: TopicPartition) -> TopicPartitionState:
         self._check_usable()
         state = self._partitions.states.get(check_partition("partition", partition))
         if state is None:

@@ -6,7 +6,7 @@ import asyncio
 from typing import Any, cast
 
 from minibroker.protocol.connections.framing import FrameReader, response_limit
-from minibroker.protocol.kafka.primitives import FrameWriter, Reader
+from minibroker.protocol.kafka.primitives import FrameWriter, MessageReader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.world import Network
 
@@ -26,7 +26,7 @@ def request_frame(api: KafkaApi, version: int, correlation_id: int, wire: Any) -
 
 def read_response(api: KafkaApi, version: int, frame: bytes) -> tuple[int, Any]:
     """Return the correlation id and the struct of the API's response layout. Raises InvalidMessage."""
-    reader = Reader(frame)
+    reader = MessageReader(frame)
     correlation_id = int.from_bytes(reader.take(4), "big", signed=True)
     if api.is_flexible(version) and api.name != "ApiVersions":
         reader.skip_tagged_fields()

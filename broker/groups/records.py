@@ -14,7 +14,7 @@ from typing import NamedTuple
 import msgspec
 
 from minibroker.protocol.errors import InvalidMessage
-from minibroker.protocol.kafka.primitives import Reader, write_unsigned_varint
+from minibroker.protocol.kafka.primitives import MessageReader, write_unsigned_varint
 from minibroker.protocol.messages import Buffer
 
 OFFSET_KEY_VERSION = 1
@@ -224,7 +224,7 @@ def decode_group_value(data: bytes) -> GroupValue:
     return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, members)
 
 
-class _RecordReader(Reader):
+class _RecordReader(MessageReader):
     """Reads the fields of one key or value."""
 
     def problem(self, what: str) -> MalformedRecord:

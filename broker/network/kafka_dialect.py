@@ -24,7 +24,7 @@ from minibroker.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, Api
 from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.kafka import apis as kafka
-from minibroker.protocol.kafka.primitives import Reader
+from minibroker.protocol.kafka.primitives import MessageReader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion, ApiVersionsRequest, ApiVersionsResponse, Message, ProduceRequest
 
@@ -82,7 +82,7 @@ class KafkaDialect(FrameReader):
             raise BadInput(why_too_large(error, self._listener.max_request_bytes), None, error.frames) from error
 
     def decode(self, frame: Frame) -> tuple[Api[Any, Any], kafka.RequestHeader, Message]:
-        reader = Reader(frame)
+        reader = MessageReader(frame)
         header = None
         try:
             header = kafka.read_header(reader)

@@ -19,7 +19,7 @@ from minibroker.protocol.records import BatchHeader
 class FetchedBatch(NamedTuple):
     """A batch as it arrived: `buffer[start:end]`."""
 
-    state: PartitionState
+    state: TopicPartitionState
     header: BatchHeader
     buffer: memoryview
     start: int
@@ -53,8 +53,8 @@ class OpenBatch:
             pass
 
 
-class PartitionState:
-    """The position in one partition, and the batches that were fetched ahead."""
+class TopicPartitionState:
+    """The position in one partition and the batches fetched ahead (Kafka's TopicPartitionState)."""
 
     def __init__(self, partition: TopicPartition, reset: int | None) -> None:
         self.partition = partition
@@ -201,9 +201,9 @@ def _epoch_before(offset: int, epochs: Sequence[tuple[int, int]]) -> int:
 class Due(NamedTuple):
     """The fetches that are possible now."""
 
-    by_leader: dict[int, list[tuple[PartitionState, Leader]]]
+    by_leader: dict[int, list[tuple[TopicPartitionState, Leader]]]
     """Partitions to fetch, by the node that leads them."""
-    deposed: list[tuple[PartitionState, Leader]]
+    deposed: list[tuple[TopicPartitionState, Leader]]
     """Partitions with a record of a later epoch than that of the leader in the metadata."""
     is_leader_missing: bool
     """Some partitions have no reachable leader."""
@@ -212,7 +212,7 @@ class Due(NamedTuple):
 
 
 def due_fetches(
-    states: Iterable[PartitionState],
+    states: Iterable[TopicPartitionState],
     leader_of: Callable[[str, int], Leader | None],
     now: float,
     *,
@@ -224,8 +224,8 @@ def due_fetches(
     All partitions of a leader that are in no request are fetched as soon as each of its partitions has at most half of
     `max_partition_bytes` left, and all together at most half of `max_bytes`.
     """
-    by_leader: dict[int, list[tuple[PartitionState, Leader]]] = {}
-    deposed: list[tuple[PartitionState, Leader]] = []
+    by_leader: dict[int, list[tuple[TopicPartitionState, Leader]]] = {}
+    deposed: list[tuple[TopicPartitionState, Leader]] = []
     is_leader_missing = False
     next_at = inf
     bytes_ahead: dict[int, int] = {}

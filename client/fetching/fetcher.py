@@ -24,7 +24,7 @@ from minibroker.client.cluster.metadata import UNKNOWN_FOR_S, Leader
 from minibroker.client.cluster.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
-from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState, due_fetches
+from minibroker.client.fetching.fetch_state import FetchedBatch, TopicPartitionState, due_fetches
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.log import Logger
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
@@ -62,7 +62,7 @@ class _Doubt(NamedTuple):
 class _Asked(NamedTuple):
     """One partition of a fetch, or of a look-up of positions."""
 
-    state: PartitionState
+    state: TopicPartitionState
     generation: int
     offset: int
     """For a look-up, the timestamp of the offset to find."""
@@ -102,7 +102,7 @@ class Fetcher:
         )
         partitions.wake = self._requests.wake
         self._confirmation: asyncio.Task[None] | None = None
-        self._doubts: dict[PartitionState, _Doubt] = {}
+        self._doubts: dict[TopicPartitionState, _Doubt] = {}
         """The doubts to resolve next."""
         self._search: asyncio.Task[None] | None = None
         self._search_again_at = inf
@@ -147,7 +147,7 @@ class Fetcher:
         }
         self._stalls.look(now, waiting, waiting.__getitem__)
 
-    def why_waiting(self, state: PartitionState, is_mute: bool = False) -> str | None:
+    def why_waiting(self, state: TopicPartitionState, is_mute: bool = False) -> str | None:
         """Why a partition cannot be fetched now; None if it can. `is_mute`: an answer is overdue."""
         if state.is_paused or state.is_held or state.is_gone or state.error is not None:
             return None  # the user must act, or has its error
@@ -217,7 +217,7 @@ class Fetcher:
         if seem_gone and self._search_again_at == inf and (self._search is None or self._search.done()):
             self._search = self._runtime.tasks.start(self._search_for(seem_gone), "search for deleted topics")
 
-    def _is_absent(self, state: PartitionState) -> bool:
+    def _is_absent(self, state: TopicPartitionState) -> bool:
         """Whether metadata lacks the topic or the partition."""
         info = self._metadata.cluster.existing().get(state.partition.topic)
         return info is None or state.partition.partition not in info.partitions
@@ -227,7 +227,7 @@ class Fetcher:
         missing = await self._metadata.missing(seem_gone)
         if len(missing) < len(seem_gone):  # without a pause, brokers would answer nothing else
             self._search_again_at = self._clock.monotonic() + UNKNOWN_FOR_S
-        gone: dict[str, list[PartitionState]] = {}
+        gone: dict[str, list[TopicPartitionState]] = {}
         for partition in missing:
             state = self._partitions.states.get(partition)
             if state is not None and self._is_absent(state) and not state.has_records:
@@ -236,7 +236,7 @@ class Fetcher:
             self._partitions.are_gone(topic, states)
         self._requests.wake()
 
-    def _problem(self, state: PartitionState) -> Callable[[str], BrokerError] | None:
+    def _problem(self, state: TopicPartitionState) -> Callable[[str], BrokerError] | None:
         """Return the error in a partition's metadata that time alone will not cure, as a function of the beginning of
         its text; None if there is none."""
         topic, index = state.partition
@@ -335,8 +335,8 @@ class Fetcher:
         return left
 
     def _scheduled(
-        self, asked: Sequence[tuple[PartitionState, Leader]], outstanding: int, now: float
-    ) -> list[tuple[Sequence[tuple[PartitionState, Leader]], int]]:
+        self, asked: Sequence[tuple[TopicPartitionState, Leader]], outstanding: int, now: float
+    ) -> list[tuple[Sequence[tuple[TopicPartitionState, Leader]], int]]:
         """Return the partitions of each request, and the milliseconds that it may wait at the broker."""
         longest_wait_ms = ceil(self._max_wait_s * 1_000)
         if self._min_bytes > 1:
@@ -356,7 +356,7 @@ class Fetcher:
         self,
         node_id: int,
         connection: Connection,
-        asked: Sequence[tuple[PartitionState, Leader]],
+        asked: Sequence[tuple[TopicPartitionState, Leader]],
         wait_ms: int,
         max_bytes: int,
         now: float,
@@ -423,7 +423,9 @@ class Fetcher:
                 state.high_watermark = partition.high_watermark
                 self._arrived(state, offset, partition, leader)
 
-    def _arrived(self, state: PartitionState, offset: int, answer: m.FetchPartitionResponse, leader: Leader) -> None:
+    def _arrived(
+        self, state: TopicPartitionState, offset: int, answer: m.FetchPartitionResponse, leader: Leader
+    ) -> None:
         records = answer.records
         state.trouble = None
         state.is_busy = len(records) > 0
@@ -445,7 +447,7 @@ class Fetcher:
 
     def _failed(
         self,
-        state: PartitionState,
+        state: TopicPartitionState,
         code: ErrorCode,
         answer: m.FetchPartitionResponse | None,
         leader: Leader,
@@ -477,13 +479,13 @@ class Fetcher:
         if info.refresh_metadata:
             self._requests.leader_moved(state.partition, answer, self._partitions.topics[state.partition.topic])
 
-    def _doubt(self, state: PartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
+    def _doubt(self, state: TopicPartitionState, leader: Leader, consequence: Callable[[], None]) -> None:
         """The answer would invalidate the position, but the leader may be cut off and deposed without knowing it. Ask
         again until there is another leader, or until it is confirmed; then carry out `consequence`."""
         state.trouble = f"broker {leader.node_id} says that it leads, but no other broker confirms it"
         self._doubts[state] = _Doubt(state.generation, state.fetch_offset, leader, consequence)
 
-    async def _confirm(self, doubts: dict[PartitionState, _Doubt]) -> None:
+    async def _confirm(self, doubts: dict[TopicPartitionState, _Doubt]) -> None:
         believed = await self._metadata.confirmed({state.partition: doubt.leader for state, doubt in doubts.items()})
         for state, doubt in doubts.items():
             is_same = (state.generation, state.fetch_offset) == (doubt.generation, doubt.fetch_offset)
@@ -492,7 +494,7 @@ class Fetcher:
                 doubt.consequence()
         self._requests.wake()
 
-    def _out_of_range(self, state: PartitionState, answer: m.FetchPartitionResponse | None) -> None:
+    def _out_of_range(self, state: TopicPartitionState, answer: m.FetchPartitionResponse | None) -> None:
         if self._partitions.reset is None:
             log = "" if answer is None else f"; the log is {answer.log_start_offset} to {answer.high_watermark}"
             code = ErrorCode.OFFSET_OUT_OF_RANGE
@@ -525,7 +527,7 @@ class Fetcher:
             )
         self._partitions.move(state, None, self._partitions.reset)
 
-    def _diverged(self, state: PartitionState, leader: m.EpochEndOffset) -> None:
+    def _diverged(self, state: TopicPartitionState, leader: m.EpochEndOffset) -> None:
         """The log has lost records that were fetched (KIP-320): continue where the two histories diverge. Only lost
         records that were handed out are reported to the user."""
         position, diverging_offset = state.position, state.diverging_offset(leader)

@@ -12,7 +12,7 @@ from collections.abc import Callable, Iterator, Mapping
 from operator import length_hint
 from typing import Any
 
-from minibroker.client.fetching.fetch_state import OpenBatch, PartitionState
+from minibroker.client.fetching.fetch_state import OpenBatch, TopicPartitionState
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.log import Logger
@@ -30,7 +30,7 @@ class InHand:
         self._clock = clock
         self._partitions = partitions
         self._who = who
-        self.state: PartitionState | None = None
+        self.state: TopicPartitionState | None = None
         """The partition of the open batch, even if the fetcher has closed that batch (see `is_open`)."""
         self._open: OpenBatch | None = None
         self.records: Iterator[Record] = iter(())
@@ -85,14 +85,14 @@ class InHand:
             self.holds = False
             self.freed.notify()
 
-    def open(self, state: PartitionState, batch: ConsumerBatch) -> None:
+    def open(self, state: TopicPartitionState, batch: ConsumerBatch) -> None:
         """Hand out the records of this batch one by one. Each record that is taken moves the position past itself."""
         opened = OpenBatch(batch)
         self.state, self._open, self.records = state, opened, opened.records
         state.open = opened
         self._before.setdefault(state.partition, batch.offsets[0])
 
-    def give(self, state: PartitionState, batch: ConsumerBatch) -> ConsumerBatch:
+    def give(self, state: TopicPartitionState, batch: ConsumerBatch) -> ConsumerBatch:
         """Hand out a batch as a whole."""
         self._before[state.partition] = batch.offsets[0]
         state.position = batch.next_offset
@@ -100,12 +100,12 @@ class InHand:
 
     # -- the open batch --
 
-    def is_open(self, state: PartitionState | None) -> bool:
+    def is_open(self, state: TopicPartitionState | None) -> bool:
         """Whether records of this partition are being taken one by one. The fetcher ends that when it moves the
         partition (to a topic created again, after a truncation, in a rebalance), and exhausts the iterator."""
         return state is not None and state is self.state and state.open is self._open
 
-    def rest(self) -> tuple[PartitionState, ConsumerBatch] | None:
+    def rest(self) -> tuple[TopicPartitionState, ConsumerBatch] | None:
         """End the open batch. Returns the records that are left of it, if there are any."""
         state, opened = self.state, self._open
         left = opened.left if opened is not None and self.is_open(state) else 0

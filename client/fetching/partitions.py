@@ -10,7 +10,7 @@ from collections.abc import Callable, Collection, Iterable, Sequence
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState
+from minibroker.client.fetching.fetch_state import FetchedBatch, TopicPartitionState
 from minibroker.client.log import Logger
 from minibroker.client.tasks import Pulse
 from minibroker.protocol import messages as m
@@ -26,7 +26,7 @@ class _Gone(NamedTuple):
     """A topic that was read as a whole and has been deleted."""
 
     topic_id: str
-    states: list[PartitionState]
+    states: list[TopicPartitionState]
     """Its partitions. If brokers were wrong about the deletion, they are read on."""
 
 
@@ -39,7 +39,7 @@ class FetchedPartitions:
         self._max_partition_bytes = max_partition_bytes
         self.reset = RESETS.get(auto_offset_reset)
         """The timestamp that `auto_offset_reset` stands for; None for "none"."""
-        self.states: dict[TopicPartition, PartitionState] = {}
+        self.states: dict[TopicPartition, TopicPartitionState] = {}
         """In the order in which they are asked for."""
         self.topics: dict[str, str] = {}
         """The ids, as last seen, of all topics with partitions here."""
@@ -48,9 +48,9 @@ class FetchedPartitions:
         self.gone: dict[str, _Gone] = {}
         self.named: Collection[str] = ()
         """Topics that the user has named, whether or not they exist."""
-        self._with_data: dict[PartitionState, None] = {}
+        self._with_data: dict[TopicPartitionState, None] = {}
         """Partitions with batches to take, in the order of their turns."""
-        self._stopped: dict[PartitionState, None] = {}
+        self._stopped: dict[TopicPartitionState, None] = {}
         """Partitions with an error to raise."""
         self.errors: list[BaseException] = []
         """Errors that calls for records raise, one at a time, before they return anything."""
@@ -87,9 +87,9 @@ class FetchedPartitions:
         for partition in partitions:
             self.topics.setdefault(partition.topic, "")
             self._metadata.want(partition.topic)
-            self.states[partition] = PartitionState(partition, self.reset)
+            self.states[partition] = TopicPartitionState(partition, self.reset)
 
-    def add_held(self, partitions: Sequence[TopicPartition]) -> list[PartitionState]:
+    def add_held(self, partitions: Sequence[TopicPartition]) -> list[TopicPartitionState]:
         """Add partitions, and fetch nothing of them until they are released. Returns those that are new."""
         added = []
         for partition in partitions:
@@ -97,12 +97,12 @@ class FetchedPartitions:
                 info = self._metadata.cluster.topics.get(partition.topic)
                 self.topics.setdefault(partition.topic, "" if info is None else info.topic_id)
                 self._metadata.want(partition.topic)
-                state = self.states[partition] = PartitionState(partition, self.reset)
+                state = self.states[partition] = TopicPartitionState(partition, self.reset)
                 state.is_held = state.awaits_committed = True
                 added.append(state)
         return added
 
-    def release(self, states: Iterable[PartitionState]) -> None:
+    def release(self, states: Iterable[TopicPartitionState]) -> None:
         for state in states:
             state.is_held = False
         self.wake()
@@ -156,12 +156,12 @@ class FetchedPartitions:
                     if partition not in self.states:
                         is_new = bool(known) or self._metadata.is_new(topic)
                         reset = m.EARLIEST_TIMESTAMP if is_new else self.reset
-                        self.states[partition] = PartitionState(partition, reset)
+                        self.states[partition] = TopicPartitionState(partition, reset)
             if known_id and info.topic_id and known_id != info.topic_id:
                 for state in known:
                     self._topic_was_recreated(state, state.partition.partition in info.partitions)
 
-    def _topic_was_recreated(self, state: PartitionState, is_there: bool) -> None:
+    def _topic_was_recreated(self, state: TopicPartitionState, is_there: bool) -> None:
         """Drop the records of the earlier topic of this name."""
         self.move(state, None, None if self.reset is None else m.EARLIEST_TIMESTAMP)
         if not is_there and state.partition.topic in self._whole_topics:
@@ -173,7 +173,7 @@ class FetchedPartitions:
             )
             self.stop(state, BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, error_text))
 
-    def are_gone(self, topic: str, states: list[PartitionState]) -> None:
+    def are_gone(self, topic: str, states: list[TopicPartitionState]) -> None:
         """No broker has these partitions of the topic any more: read them only if they are created again."""
         exists = topic in self._metadata.cluster.existing()
         self.warn_of_gone(", ".join(str(state.partition) for state in states) if exists else f"topic {topic}")
@@ -200,18 +200,18 @@ class FetchedPartitions:
     # -- positions --
 
     def move(
-        self, state: PartitionState, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH
+        self, state: TopicPartitionState, position: int | None, reset: int | None = None, epoch: int = NO_EPOCH
     ) -> None:
         """Go on elsewhere. Drops the batches that were not handed out yet."""
         state.move(position, reset, epoch)
         self._was_moved(state)
 
-    def go_back(self, state: PartitionState, position: int) -> None:
+    def go_back(self, state: TopicPartitionState, position: int) -> None:
         """Fetch again from `position`, up to which all records were read. Drops the batches from there on."""
         state.go_back(position)
         self._was_moved(state)
 
-    def _was_moved(self, state: PartitionState) -> None:
+    def _was_moved(self, state: TopicPartitionState) -> None:
         self._with_data.pop(state, None)
         self._stopped.pop(state, None)
         self.wake()
@@ -223,12 +223,12 @@ class FetchedPartitions:
                 assert state.position is not None
                 self.go_back(state, state.position)
 
-    def stop(self, state: PartitionState, error: MinibrokerError) -> None:
+    def stop(self, state: TopicPartitionState, error: MinibrokerError) -> None:
         """Fetch nothing more of the partition until `take` has raised this error."""
         state.error = error
         self._stopped[state] = None
 
-    def is_first_suspicion(self, state: PartitionState, error: MinibrokerError) -> bool:
+    def is_first_suspicion(self, state: TopicPartitionState, error: MinibrokerError) -> bool:
         """Whether a corrupt batch is corrupt for the first time. It is then fetched once more: the leader looks at its
         disk first, and if that is damaged, another broker becomes the leader, if one can. The second time the error is
         raised to the user."""
@@ -239,7 +239,7 @@ class FetchedPartitions:
 
     # -- batches --
 
-    def has_data(self, state: PartitionState) -> None:
+    def has_data(self, state: TopicPartitionState) -> None:
         """Batches of this partition have arrived."""
         self._with_data.setdefault(state, None)
 

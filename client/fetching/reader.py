@@ -14,7 +14,7 @@ from operator import length_hint
 
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, DeserializationFailed
-from minibroker.client.fetching.fetch_state import FetchedBatch, PartitionState
+from minibroker.client.fetching.fetch_state import FetchedBatch, TopicPartitionState
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.fetching.records import ConsumerBatch, Record
@@ -26,7 +26,7 @@ from minibroker.protocol.records import CorruptRecord, decode_batch
 YIELD_S = 0.05
 """Interval at which a user that never has to wait lets the other tasks of its event loop run."""
 
-_Found = tuple[PartitionState, ConsumerBatch]
+_Found = tuple[TopicPartitionState, ConsumerBatch]
 
 
 class Reader:

@@ -18,7 +18,7 @@ from __future__ import annotations
 import asyncio
 
 from minibroker.client.errors import CommitFailed
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.commits import Commits, OffsetAndMetadata
@@ -40,14 +40,14 @@ def positions(partitions: FetchedPartitions) -> dict[TopicPartition, OffsetAndMe
     return {p: position for p, state in partitions.states.items() if (position := _position(state)) is not None}
 
 
-def _position(state: PartitionState) -> OffsetAndMetadata | None:
+def _position(state: TopicPartitionState) -> OffsetAndMetadata | None:
     if state.position is None or state.is_gone:
         return None
     epoch = state.position_epoch
     return OffsetAndMetadata(state.position, None if epoch == NO_EPOCH else epoch)
 
 
-_Noted = tuple[PartitionState | None, str, OffsetAndMetadata]
+_Noted = tuple[TopicPartitionState | None, str, OffsetAndMetadata]
 """The present ownership of the partition, the id of its topic, and an offset."""
 
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.group.member import GroupMember
@@ -43,7 +43,7 @@ def describe(
     *,
     state: str,
     fetcher: Fetcher,
-    states: Mapping[TopicPartition, PartitionState],
+    states: Mapping[TopicPartition, TopicPartitionState],
     member: GroupMember | None,
     reads: Selection,
     runtime: ClientRuntime,
@@ -99,7 +99,7 @@ def _of_nothing(member: GroupMember | None, reads: Selection, runtime: ClientRun
     )
 
 
-def _of_partition(fetcher: Fetcher, state: PartitionState) -> str:
+def _of_partition(fetcher: Fetcher, state: TopicPartitionState) -> str:
     if state.is_paused:
         return "paused: call resume()"
     if state.is_gone:

@@ -11,7 +11,7 @@ from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.auto_commit import AutoCommit, positions
@@ -90,7 +90,7 @@ class GroupSession:
         else:
             self.begin_by_hand([state for state in self._partitions.states.values() if state.awaits_committed])
 
-    def begin_by_hand(self, states: Sequence[PartitionState]) -> None:
+    def begin_by_hand(self, states: Sequence[TopicPartitionState]) -> None:
         begin = begin_by_hand(self._partitions, self.commits, states, self._api_timeout_s)
         self._runtime.tasks.start(begin, "find committed offsets")
 

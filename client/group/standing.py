@@ -6,7 +6,7 @@ from collections.abc import Iterable
 from typing import NamedTuple
 
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.group_settings import GroupSettings
@@ -181,7 +181,7 @@ class Standing:
         return f"{partition} is not assigned to this member, or no longer: another member may have it"
 
     def committed(self, partition: TopicPartition, claim: object, offset: int) -> None:
-        if isinstance(claim, PartitionState):
+        if isinstance(claim, TopicPartitionState):
             claim.saved = offset
 
     def refused(self, membership: Membership, code: ErrorCode) -> None:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Iterable, Mapping, Sequence
 
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.commits import Commits, Committed
 from minibroker.protocol.errors import MinibrokerError
@@ -15,7 +15,7 @@ RETRY_S = 1.0
 
 
 def begin_at_committed(
-    partitions: FetchedPartitions, states: Iterable[PartitionState], committed: Mapping[TopicPartition, Committed]
+    partitions: FetchedPartitions, states: Iterable[TopicPartitionState], committed: Mapping[TopicPartition, Committed]
 ) -> None:
     """Move each partition that has no position yet to its committed offset. An offset that was committed in an earlier
     topic of the same name does not count."""
@@ -31,7 +31,7 @@ def begin_at_committed(
 async def begin_by_hand(
     partitions: FetchedPartitions,
     commits: Commits,
-    states: Sequence[PartitionState],
+    states: Sequence[TopicPartitionState],
     patience_s: float,
 ) -> None:
     """Begin partitions that were assigned by hand. Tries until it succeeds; calls for records raise each failure."""

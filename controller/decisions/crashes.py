@@ -38,7 +38,7 @@ FORGOTTEN_S = 600.0
 """Seconds without a suspicion after which a row ends; longer than any suspicion takes by default."""
 
 
-class Attempt(Enum):
+class ConnectOutcome(Enum):
     """The outcome of an attempt to connect."""
 
     REFUSED = "refused"
@@ -129,12 +129,12 @@ def probe_timeout_s(trouble: UnreachableBroker | None, now_s: float, detection_s
     return detection_s if trouble is None else max(trouble.since_s + detection_s - now_s, RETRY_PAUSE_S)
 
 
-def decide(watched: Watched, attempt: Attempt, now_s: float, detection_s: float) -> CrashDecision:
+def decide(watched: Watched, attempt: ConnectOutcome, now_s: float, detection_s: float) -> CrashDecision:
     """Judge an attempt that has just ended."""
-    if attempt is Attempt.STOOD:
+    if attempt is ConnectOutcome.STOOD:
         watched = Watched(now_s, has_stood=True)
     else:
-        is_refusal = attempt is Attempt.REFUSED or (attempt is Attempt.NAME_IS_GONE and watched.has_stood)
+        is_refusal = attempt is ConnectOutcome.REFUSED or (attempt is ConnectOutcome.NAME_IS_GONE and watched.has_stood)
         refusals = watched.refusals + 1 if is_refusal else 0
         watched = watched._replace(failing_since_s=watched.since_s(now_s), refusals=refusals)
     is_refused = watched.refusals >= REFUSALS_NEEDED and watched.in_a_row == 0

@@ -29,7 +29,7 @@ from collections.abc import Awaitable, Callable, Iterable, Sequence
 
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
-from minibroker.controller.decisions.crashes import Attempt, Suspicion, UnreachableBroker
+from minibroker.controller.decisions.crashes import ConnectOutcome, Suspicion, UnreachableBroker
 from minibroker.protocol.connections.keepalive import OF_CRASH_DETECTION, keep_alive
 from minibroker.protocol.model import Endpoint, RegisteredBroker
 from minibroker.protocol.world import Clock, Network
@@ -169,18 +169,18 @@ class CrashDetector:
                 listener(broker.id, broker.epoch, f"{endpoint.host}:{endpoint.port}: {reason}")
             return
 
-    async def _look(self, broker: RegisteredBroker, endpoint: Endpoint, timeout_s: float) -> tuple[Attempt, str]:
+    async def _look(self, broker: RegisteredBroker, endpoint: Endpoint, timeout_s: float) -> tuple[ConnectOutcome, str]:
         """Connect, and return the outcome with its description. If the attempt succeeds, wait until the connection has
         ended."""
         try:
             async with asyncio.timeout(timeout_s):
                 watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
         except ConnectionRefusedError:
-            return Attempt.REFUSED, "it refuses connections"
+            return ConnectOutcome.REFUSED, "it refuses connections"
         except (TimeoutError, OSError) as error:
             is_name_gone = isinstance(error, socket.gaierror) and error.errno == socket.EAI_NONAME
             reason = f"it cannot be reached ({error.strerror or 'no answer'})"
-            return Attempt.NAME_IS_GONE if is_name_gone else Attempt.NO_ANSWER, reason
+            return ConnectOutcome.NAME_IS_GONE if is_name_gone else ConnectOutcome.NO_ANSWER, reason
         self._troubles.pop(broker.id, None)
         connected_s = self._clock.monotonic()
         try:
@@ -192,7 +192,7 @@ class CrashDetector:
                 self._suspicions.pop(broker.id, None)
         if has_stood:
             _log.info("the connection to broker %d was lost; connecting again", broker.id)  # C1
-        return Attempt.STOOD if has_stood else Attempt.CLOSED, "it accepts connections and closes them"
+        return ConnectOutcome.STOOD if has_stood else ConnectOutcome.CLOSED, "it accepts connections and closes them"
 
     async def _was_cut_off(self) -> bool:
         """Return whether this broker itself may have been cut off; if so, earlier observations no longer count."""

@@ -12,7 +12,7 @@ import msgspec
 
 from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.kafka import brokers, configs, data, groups, metadata, topics
-from minibroker.protocol.kafka.primitives import LENGTH16, FrameWriter, Reader
+from minibroker.protocol.kafka.primitives import LENGTH16, FrameWriter, MessageReader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion
 
@@ -43,7 +43,7 @@ def api_key_of(prefix: bytes | memoryview) -> int:
     return int.from_bytes(prefix[:2], "big", signed=True)
 
 
-def read_header(reader: Reader) -> RequestHeader:
+def read_header(reader: MessageReader) -> RequestHeader:
     """Read the header of any request. Tagged fields are skipped if the API is known. Raises InvalidMessage."""
     key, version, correlation_id = reader.unpack(_PREFIX)
     length: int = reader.unpack(LENGTH16)[0]

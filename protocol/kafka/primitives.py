@@ -1,9 +1,9 @@
 """Kafka's primitive types: reading and writing numbers, strings, bytes, arrays' lengths and tagged fields.
 
-The problem: a client may claim any length in a request. The choice: a `Reader` compares each length with the bytes left
-in the frame and with a bound before it allocates memory. An array must have enough bytes left for its smallest possible
-elements, and all arrays of a request together may have MAX_ELEMENTS, since each element becomes an object of about
-fifty bytes.
+The problem: a client may claim any length in a request. The choice: before a `MessageReader` allocates memory, it
+compares each length with the bytes left in the frame and with a bound. An array must have enough bytes left for its
+smallest possible elements, and all arrays of a request together may have MAX_ELEMENTS, since each element becomes an
+object of about fifty bytes.
 """
 
 from __future__ import annotations
@@ -61,7 +61,7 @@ class FrameWriter(bytearray):
         return [*pieces, written[start:]] if start < len(self) else pieces
 
 
-class Reader:
+class MessageReader:
     """A cursor over one frame. Its methods raise InvalidMessage, with the position, for missing or invalid bytes."""
 
     __slots__ = ("_elements_left", "_tags_left", "data", "end", "position")

@@ -52,7 +52,7 @@ import msgspec
 
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.primitives import Reader, write_unsigned_varint
+from minibroker.protocol.kafka.primitives import MessageReader, write_unsigned_varint
 from minibroker.protocol.kafka.types import NO_BOUND, STRING, Array, Bounds, CompiledType, Decode, Encode, Fixed, Type
 from minibroker.protocol.messages import Message
 
@@ -111,7 +111,7 @@ class Field:
 
 
 _CompiledField = tuple[Field, CompiledType]
-Step = Callable[[Reader, list[Any]], None]
+Step = Callable[[MessageReader, list[Any]], None]
 """Reads some of the fields and appends their values."""
 
 
@@ -298,7 +298,7 @@ class KafkaApi:
     def is_flexible(self, version: int) -> bool:
         return version >= self.first_flexible
 
-    def read_request(self, reader: Reader, version: int) -> Any:
+    def read_request(self, reader: MessageReader, version: int) -> Any:
         """Return our request struct. Raises InvalidMessage."""
         decode = self._decoders.get(version)
         if decode is None:
@@ -316,7 +316,7 @@ class KafkaApi:
 def _nullable_struct(compiled: CompiledType) -> CompiledType:
     """A struct behind a byte: 1 if the struct follows, -1 if it is null."""
 
-    def decode(reader: Reader) -> Any:
+    def decode(reader: MessageReader) -> Any:
         return None if reader.unpack(_PRESENCE)[0] < 0 else compiled.decode(reader)
 
     def encode(out: bytearray, value: Any) -> None:
@@ -335,7 +335,7 @@ def _nullable_struct(compiled: CompiledType) -> CompiledType:
 def _fixed_run(layout: Struct) -> Step:
     unpack_from, size = layout.unpack_from, layout.size
 
-    def step(reader: Reader, values: list[Any]) -> None:
+    def step(reader: MessageReader, values: list[Any]) -> None:
         position = reader.position
         if position + size > reader.end:
             raise reader.problem(f"{size} bytes are expected, {reader.end - position} are left")
@@ -348,12 +348,12 @@ def _fixed_run(layout: Struct) -> Step:
 def _value_step(decode: Decode, on_null: Any) -> Step:
     if on_null is None:
 
-        def step(reader: Reader, values: list[Any]) -> None:
+        def step(reader: MessageReader, values: list[Any]) -> None:
             values.append(decode(reader))
 
         return step
 
-    def step_without_null(reader: Reader, values: list[Any]) -> None:
+    def step_without_null(reader: MessageReader, values: list[Any]) -> None:
         value = decode(reader)
         values.append(on_null if value is None else value)
 
@@ -361,13 +361,13 @@ def _value_step(decode: Decode, on_null: Any) -> Step:
 
 
 def _skip_step(decode: Decode) -> Step:
-    def step(reader: Reader, values: list[Any]) -> None:
+    def step(reader: MessageReader, values: list[Any]) -> None:
         decode(reader)
 
     return step
 
 
-def _no_tags_step(reader: Reader, values: list[Any]) -> None:
+def _no_tags_step(reader: MessageReader, values: list[Any]) -> None:
     reader.skip_tagged_fields()
 
 
@@ -375,7 +375,7 @@ def _tagged_step(fields: list[_CompiledField]) -> Step:
     places = {field.tag: (index, field, compiled) for index, (field, compiled) in enumerate(fields)}
     defaults = [field.default for field, _ in fields]
 
-    def step(reader: Reader, values: list[Any]) -> None:
+    def step(reader: MessageReader, values: list[Any]) -> None:
         found = defaults.copy()
         for _ in range(reader.tag_count()):
             tag = reader.unsigned_varint()
@@ -404,14 +404,14 @@ def _default_step(cls: type[msgspec.Struct], ours: msgspec.structs.FieldInfo, de
     elif ours.default_factory is not msgspec.NODEFAULT:
         factory = ours.default_factory
 
-        def make(reader: Reader, values: list[Any]) -> None:
+        def make(reader: MessageReader, values: list[Any]) -> None:
             values.append(factory())
 
         return make
     else:
         name = f"{cls.__name__}.{ours.name}"
 
-        def fail(reader: Reader, values: list[Any]) -> None:
+        def fail(reader: MessageReader, values: list[Any]) -> None:
             raise AssertionError(f"{name} is not in this version and has no default")
 
         return fail
@@ -422,7 +422,7 @@ def _default_step(cls: type[msgspec.Struct], ours: msgspec.structs.FieldInfo, de
 
 
 def _struct_decoder(cls: type[msgspec.Struct], steps: list[Step], order: list[int]) -> Decode:
-    def in_order(reader: Reader) -> Any:
+    def in_order(reader: MessageReader) -> Any:
         values: list[Any] = []
         for step in steps:
             step(reader, values)
@@ -432,7 +432,7 @@ def _struct_decoder(cls: type[msgspec.Struct], steps: list[Step], order: list[in
         return in_order
     pick = itemgetter(*order)
 
-    def reordered(reader: Reader) -> Any:
+    def reordered(reader: MessageReader) -> Any:
         values: list[Any] = []
         for step in steps:
             step(reader, values)
@@ -442,7 +442,7 @@ def _struct_decoder(cls: type[msgspec.Struct], steps: list[Step], order: list[in
 
 
 def _skipper(steps: list[Step]) -> Decode:
-    def skip(reader: Reader) -> None:
+    def skip(reader: MessageReader) -> None:
         for step in steps:
             step(reader, [])
 

@@ -17,14 +17,14 @@ from minibroker.protocol.kafka.primitives import (
     MAX_STRING_BYTES,
     UUID_BYTES,
     FrameWriter,
-    Reader,
+    MessageReader,
     topic_id_of,
     uuid_of,
     write_unsigned_varint,
 )
 from minibroker.protocol.messages import Buffer
 
-Decode = Callable[[Reader], Any]
+Decode = Callable[[MessageReader], Any]
 Encode = Callable[[bytearray, Any], None]
 
 NO_BOUND = 2**31 - 1
@@ -63,7 +63,7 @@ class Fixed:
         layout = self._struct
         pack = layout.pack
 
-        def decode(reader: Reader) -> Any:
+        def decode(reader: MessageReader) -> Any:
             return reader.unpack(layout)[0]
 
         def encode(out: bytearray, value: Any) -> None:
@@ -76,7 +76,7 @@ class _Uuid:
     """A topic id; an empty one is all zeroes."""
 
     def compiled(self, version: int, flexible: bool, nullable: bool, bounds: Bounds) -> CompiledType:
-        def decode(reader: Reader) -> str:
+        def decode(reader: MessageReader) -> str:
             return topic_id_of(reader.take(UUID_BYTES))
 
         def encode(out: bytearray, value: str) -> None:
@@ -91,7 +91,7 @@ class _String:
         read_length = _read_length(flexible, LENGTH16, nullable)
         pack = LENGTH16.pack
 
-        def decode(reader: Reader) -> str | None:
+        def decode(reader: MessageReader) -> str | None:
             length = read_length(reader)
             return None if length < 0 else reader.string(length, max_length)
 
@@ -129,7 +129,7 @@ class _Bytes:
         write_length = _write_length(flexible, LENGTH32)
         copied = self._copied
 
-        def decode(reader: Reader) -> bytes | memoryview | None:
+        def decode(reader: MessageReader) -> bytes | memoryview | None:
             length = read_length(reader)
             if length < 0:
                 return None
@@ -161,7 +161,7 @@ class Array:
         read_length = _read_length(flexible, LENGTH32, nullable)
         write_length = _write_length(flexible, LENGTH32)
 
-        def decode(reader: Reader) -> list[Any] | None:
+        def decode(reader: MessageReader) -> list[Any] | None:
             count = read_length(reader)
             if count < 0:
                 return None
@@ -190,16 +190,16 @@ RECORDS = _Bytes(copied=False)
 """Bytes that are decoded as a view of the frame (see `messages`)."""
 
 
-def _read_length(flexible: bool, fixed: Struct, nullable: bool) -> Callable[[Reader], int]:
+def _read_length(flexible: bool, fixed: Struct, nullable: bool) -> Callable[[MessageReader], int]:
     """The returned function returns -1 for null."""
 
-    def compact(reader: Reader) -> int:
+    def compact(reader: MessageReader) -> int:
         length = reader.unsigned_varint() - 1
         if length < 0 and not nullable:
             raise reader.problem("null, but a value is required")
         return length
 
-    def plain(reader: Reader) -> int:
+    def plain(reader: MessageReader) -> int:
         length: int = reader.unpack(fixed)[0]
         if length < 0 and not (nullable and length == -1):
             raise reader.problem(f"a length of {length}")

@@ -20,7 +20,7 @@ from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import Closed
-from minibroker.client.fetching.fetch_state import PartitionState
+from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.fetcher import Fetcher
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
@@ -150,7 +150,7 @@ def positions_are_repeated(patches: Patches) -> None:
 @mutant("one topic stops all", "a deleted topic raises its error again and again, and the other topics are not read")
 def deleted_topics_are_raised(patches: Patches) -> None:
     @patches.instead_of(Fetcher, "_is_absent")
-    def is_absent(original: Any, self: Fetcher, state: PartitionState) -> bool:
+    def is_absent(original: Any, self: Fetcher, state: TopicPartitionState) -> bool:
         return False
 
 
@@ -332,8 +332,8 @@ def batch_outlives_its_generation(patches: Patches) -> None:
     def is_open(original: Any, self: InHand, state: Any) -> bool:
         return state is not None and state is self.state
 
-    @patches.instead_of(PartitionState, "move")
-    def move(original: Any, self: PartitionState, *rest: Any, **named: Any) -> None:
+    @patches.instead_of(TopicPartitionState, "move")
+    def move(original: Any, self: TopicPartitionState, *rest: Any, **named: Any) -> None:
         self.open = None
         original(self, *rest, **named)
 
@@ -355,17 +355,17 @@ def deposed_leader_is_believed(patches: Patches) -> None:
 
 @mutant("KIP-320", "a consumer does not send the leader epoch of the record before its position")
 def position_without_epoch(patches: Patches) -> None:
-    @patches.instead_of(PartitionState, "arrived")
-    def arrived(original: Any, self: PartitionState, batch: Any) -> None:
+    @patches.instead_of(TopicPartitionState, "arrived")
+    def arrived(original: Any, self: TopicPartitionState, batch: Any) -> None:
         original(self, batch)
         self.last_epoch = NO_EPOCH
 
-    @patches.instead_of(PartitionState, "move")
-    def move(original: Any, self: PartitionState, position: int | None, reset: Any = None, *epoch: Any) -> None:
+    @patches.instead_of(TopicPartitionState, "move")
+    def move(original: Any, self: TopicPartitionState, position: int | None, reset: Any = None, *epoch: Any) -> None:
         original(self, position, reset)
 
-    @patches.instead_of(PartitionState, "go_back")
-    def go_back(original: Any, self: PartitionState, position: int) -> None:
+    @patches.instead_of(TopicPartitionState, "go_back")
+    def go_back(original: Any, self: TopicPartitionState, position: int) -> None:
         self.move(position)
 
 

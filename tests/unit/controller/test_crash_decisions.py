@@ -12,7 +12,7 @@ from minibroker.controller.decisions.crashes import (
     MAX_IN_A_ROW,
     REFUSALS_NEEDED,
     RETRY_PAUSE_S,
-    Attempt,
+    ConnectOutcome,
     CrashDecision,
     Suspicion,
     UnreachableBroker,
@@ -29,11 +29,11 @@ DETECTION_S = 0.5
 START_S = 1_000.0
 EVERY_S = 0.1
 
-FAILURES = [Attempt.REFUSED, Attempt.NAME_IS_GONE, Attempt.NO_ANSWER, Attempt.CLOSED]
-UNSURE = [Attempt.NO_ANSWER, Attempt.CLOSED]
+FAILURES = [ConnectOutcome.REFUSED, ConnectOutcome.NAME_IS_GONE, ConnectOutcome.NO_ANSWER, ConnectOutcome.CLOSED]
+UNSURE = [ConnectOutcome.NO_ANSWER, ConnectOutcome.CLOSED]
 
 
-def after(attempts: Iterable[Attempt], watched: Watched | None = None) -> CrashDecision:
+def after(attempts: Iterable[ConnectOutcome], watched: Watched | None = None) -> CrashDecision:
     """Return the decision after attempts that all end at the same moment."""
     decision = CrashDecision(watched or Watched(), is_suspect=False, pause_s=0)
     for attempt in attempts:
@@ -42,7 +42,7 @@ def after(attempts: Iterable[Attempt], watched: Watched | None = None) -> CrashD
     return decision
 
 
-def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
+def time_until_suspected_s(attempt: ConnectOutcome, watched: Watched) -> float:
     """Return how long it takes if every attempt ends in this way."""
     for number in range(10_000):
         now_s = START_S + number * EVERY_S
@@ -57,31 +57,33 @@ def time_until_suspected_s(attempt: Attempt, watched: Watched) -> float:
 
 def test_a_broker_that_refuses_twice_is_suspected_at_once_and_one_that_refuses_once_is_not() -> None:
     assert REFUSALS_NEEDED == 2
-    assert not after([Attempt.REFUSED]).is_suspect
-    assert after([Attempt.REFUSED] * 2).is_suspect
+    assert not after([ConnectOutcome.REFUSED]).is_suspect
+    assert after([ConnectOutcome.REFUSED] * 2).is_suspect
 
 
-@pytest.mark.parametrize("other", [*UNSURE, Attempt.STOOD, Attempt.NAME_IS_GONE])
-def test_refusals_count_only_in_a_row(other: Attempt) -> None:
-    assert not after([Attempt.REFUSED, other, Attempt.REFUSED]).is_suspect
-    assert after([Attempt.REFUSED, other, Attempt.REFUSED, Attempt.REFUSED]).is_suspect
+@pytest.mark.parametrize("other", [*UNSURE, ConnectOutcome.STOOD, ConnectOutcome.NAME_IS_GONE])
+def test_refusals_count_only_in_a_row(other: ConnectOutcome) -> None:
+    assert not after([ConnectOutcome.REFUSED, other, ConnectOutcome.REFUSED]).is_suspect
+    assert after([ConnectOutcome.REFUSED, other, ConnectOutcome.REFUSED, ConnectOutcome.REFUSED]).is_suspect
 
 
 def test_a_name_that_is_gone_is_a_refusal_where_a_connection_stood_and_nowhere_else() -> None:
-    assert after([Attempt.STOOD, Attempt.NAME_IS_GONE, Attempt.NAME_IS_GONE]).is_suspect
-    assert after([Attempt.STOOD, Attempt.NAME_IS_GONE, Attempt.REFUSED]).is_suspect
-    assert not after([Attempt.NAME_IS_GONE] * 9).is_suspect
+    assert after([ConnectOutcome.STOOD, ConnectOutcome.NAME_IS_GONE, ConnectOutcome.NAME_IS_GONE]).is_suspect
+    assert after([ConnectOutcome.STOOD, ConnectOutcome.NAME_IS_GONE, ConnectOutcome.REFUSED]).is_suspect
+    assert not after([ConnectOutcome.NAME_IS_GONE] * 9).is_suspect
 
 
-@pytest.mark.parametrize("attempt", [*UNSURE, Attempt.NAME_IS_GONE])
-def test_what_may_be_the_network_must_last_for_the_detection_time(attempt: Attempt) -> None:
+@pytest.mark.parametrize("attempt", [*UNSURE, ConnectOutcome.NAME_IS_GONE])
+def test_what_may_be_the_network_must_last_for_the_detection_time(attempt: ConnectOutcome) -> None:
     assert time_until_suspected_s(attempt, Watched()) == pytest.approx(DETECTION_S)
 
 
 def test_different_failures_last_together() -> None:
     watched = Watched()
     found = []
-    for number, attempt in enumerate([Attempt.NO_ANSWER, Attempt.CLOSED, Attempt.REFUSED, Attempt.NO_ANSWER]):
+    for number, attempt in enumerate(
+        [ConnectOutcome.NO_ANSWER, ConnectOutcome.CLOSED, ConnectOutcome.REFUSED, ConnectOutcome.NO_ANSWER]
+    ):
         watched, is_suspect, _ = decide(watched, attempt, START_S + number * DETECTION_S / 3, DETECTION_S)
         found.append(is_suspect)
     assert found == [False, False, False, True]
@@ -89,14 +91,14 @@ def test_different_failures_last_together() -> None:
 
 def test_a_connection_that_stood_begins_everything_anew() -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=3, has_stood=False)
-    found, is_suspect, _ = decide(troubled, Attempt.STOOD, START_S, DETECTION_S)
+    found, is_suspect, _ = decide(troubled, ConnectOutcome.STOOD, START_S, DETECTION_S)
     assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True), False)
 
 
 @pytest.mark.parametrize("suspicions", [0, 2])
 @pytest.mark.parametrize("attempt", FAILURES)
 def test_forgotten_attempts_no_longer_count_but_connections_and_suspicions_do(
-    attempt: Attempt, suspicions: int
+    attempt: ConnectOutcome, suspicions: int
 ) -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=suspicions, has_stood=True)
     found, is_suspect, _ = decide(troubled.forgotten(), attempt, START_S, DETECTION_S)
@@ -108,7 +110,7 @@ def test_forgotten_attempts_no_longer_count_but_connections_and_suspicions_do(
 
 
 @pytest.mark.parametrize("attempt", FAILURES)
-def test_each_suspicion_in_a_row_takes_four_times_as_long_refused_or_not(attempt: Attempt) -> None:
+def test_each_suspicion_in_a_row_takes_four_times_as_long_refused_or_not(attempt: ConnectOutcome) -> None:
     for suspicions, takes_s in enumerate((2, 8, 32, 128, 128, 128), 1):
         watched = Watched(in_a_row=suspicions, has_stood=True)
         assert time_until_suspected_s(attempt, watched) == pytest.approx(takes_s)
@@ -122,7 +124,7 @@ def test_a_suspicion_takes_at_most_two_minutes_unless_the_detection_time_is_long
     assert suspicions == MAX_IN_A_ROW
     watched = Watched(START_S, in_a_row=suspicions)
     for later_s, is_suspect in ((longest_s - 0.01, False), (longest_s, True)):
-        assert decide(watched, Attempt.NO_ANSWER, START_S + later_s, detection_s).is_suspect == is_suspect
+        assert decide(watched, ConnectOutcome.NO_ANSWER, START_S + later_s, detection_s).is_suspect == is_suspect
 
 
 def test_no_suspicion_takes_as_long_as_a_row_is_remembered() -> None:
@@ -137,7 +139,7 @@ def test_a_row_ends_where_nobody_was_suspected_for_long() -> None:
 
 
 def test_pauses_grow_with_the_row_and_stay_below_the_detection_time() -> None:
-    pauses_s = [after([Attempt.NO_ANSWER], Watched(in_a_row=n)).pause_s for n in range(5)]
+    pauses_s = [after([ConnectOutcome.NO_ANSWER], Watched(in_a_row=n)).pause_s for n in range(5)]
     assert pauses_s == [0.02, 0.08, 0.25, 0.25, 0.25]
 
 
@@ -169,14 +171,14 @@ def test_the_next_watch_goes_on_from_what_was_seen_of_the_same_epoch_just_now() 
     assert remembered(None, 7, START_S, DETECTION_S) is None
     watched = begin(trouble, 0)
     assert watched == Watched(START_S - 3, has_stood=True)
-    assert decide(watched, Attempt.NO_ANSWER, START_S + 0.1, DETECTION_S).is_suspect
+    assert decide(watched, ConnectOutcome.NO_ANSWER, START_S + 0.1, DETECTION_S).is_suspect
 
 
 def test_a_broker_that_was_suspected_is_suspected_again_after_the_whole_time_of_the_row() -> None:
     trouble = UnreachableBroker(7, START_S - 3, START_S, has_stood=True, is_suspected=True)
     watched = begin(trouble, 1)
     assert watched == Watched(None, in_a_row=1, has_stood=True)
-    assert time_until_suspected_s(Attempt.NAME_IS_GONE, watched) == pytest.approx(4 * DETECTION_S)
+    assert time_until_suspected_s(ConnectOutcome.NAME_IS_GONE, watched) == pytest.approx(4 * DETECTION_S)
 
 
 def test_a_watch_that_remembers_nothing_still_knows_the_row() -> None:

@@ -15,7 +15,7 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka.data import FETCH
-from minibroker.protocol.kafka.primitives import MAX_ELEMENTS, Reader, write_unsigned_varint
+from minibroker.protocol.kafka.primitives import MAX_ELEMENTS, MessageReader, write_unsigned_varint
 from minibroker.protocol.kafka.schema import Field, KafkaApi, Schema
 from minibroker.protocol.kafka.types import INT32, INT64, RECORDS, STRING, Array
 from tests.kafka_messages import (
@@ -67,7 +67,7 @@ def test_a_message_comes_back_as_it_went(api: KafkaApi, kind: str, version: int)
     for seed in range(10):
         value = random_struct(Random(seed), schema, version)
         data = encoded(schema, value, version, flexible)
-        reader = Reader(data)
+        reader = MessageReader(data)
         assert codec.decode(reader) == value
         reader.check_end()
 
@@ -117,7 +117,7 @@ def test_a_damaged_message_is_refused_or_read_and_takes_no_more_than_its_bytes(
             frame[position] = data.draw(st.integers(0, 255))
     frame = frame[: data.draw(st.integers(0, len(frame)))]
     with contextlib.suppress(InvalidMessage):
-        schema.compiled(version, flexible).decode(Reader(bytes(frame)))
+        schema.compiled(version, flexible).decode(MessageReader(bytes(frame)))
 
 
 @pytest.mark.slow
@@ -137,7 +137,7 @@ def test_as_many_smallest_elements_as_a_request_may_have_take_bounded_memory(api
         data = encoded(api.request, wire, version, api.is_flexible(version))[:MAX_SMALL_REQUEST_BYTES]
         tracemalloc.start()
         with contextlib.suppress(InvalidMessage):
-            api.read_request(Reader(data), version)
+            api.read_request(MessageReader(data), version)
         _, peak = tracemalloc.get_traced_memory()
         tracemalloc.stop()
         assert peak < 32 * 1024 * 1024, f"{field.name}: {count} elements in {len(data)} bytes took {peak} bytes"
@@ -155,7 +155,7 @@ def test_an_array_that_claims_more_than_is_left_is_refused_before_memory_is_take
     else:
         out += count.to_bytes(4, "big", signed=True)
     with pytest.raises(InvalidMessage, match="left|length"):
-        NAMES.compiled(0, flexible).decode(Reader(bytes(out + bytes(1_000))))
+        NAMES.compiled(0, flexible).decode(MessageReader(bytes(out + bytes(1_000))))
 
 
 def test_all_arrays_of_a_message_together_have_a_bound() -> None:
@@ -163,7 +163,7 @@ def test_all_arrays_of_a_message_together_have_a_bound() -> None:
     inner = (1_000).to_bytes(4, "big") + bytes(2_000)
     data = (MAX_ELEMENTS // 1_000 + 1).to_bytes(4, "big") + inner * (MAX_ELEMENTS // 1_000 + 1)
     with pytest.raises(InvalidMessage, match="too long"):
-        nested.compiled(0, False).decode(Reader(data))
+        nested.compiled(0, False).decode(MessageReader(data))
 
 
 def test_our_structs_say_how_long_things_may_be() -> None:
@@ -175,10 +175,10 @@ def test_our_structs_say_how_long_things_may_be() -> None:
         Field("rack", STRING, nullable="0+"),
     )
     fine = encoded(schema, m.MetadataBroker(1, "host", 9092, "r" * 249), 0, False)
-    assert schema.compiled(0, False).decode(Reader(fine)).rack == "r" * 249
+    assert schema.compiled(0, False).decode(MessageReader(fine)).rack == "r" * 249
     with pytest.raises(InvalidMessage, match="250 characters; 249 are allowed"):
         schema.compiled(0, False).decode(
-            Reader(encoded(schema, m.MetadataBroker(1, "host", 9092, "r" * 250), 0, False))
+            MessageReader(encoded(schema, m.MetadataBroker(1, "host", 9092, "r" * 250), 0, False))
         )
 
 
@@ -188,17 +188,17 @@ def test_unknown_tagged_fields_are_skipped_and_known_ones_must_fill_their_size()
     assert encoded(schema, m.EpochEndOffset(7, 8), 0, True) == b"\0\0\0\x07\x01\x01\x08" + bytes(7) + b"\x08"
     codec = schema.compiled(0, True)
     with_unknown = b"\0\0\0\x07\x03\0\x01?\x01\x08" + bytes(7) + b"\x08" + b"\x63\x02??"
-    assert codec.decode(Reader(with_unknown)) == m.EpochEndOffset(7, 8)
+    assert codec.decode(MessageReader(with_unknown)) == m.EpochEndOffset(7, 8)
     with pytest.raises(InvalidMessage, match="tagged field 1 has 9 bytes"):
-        codec.decode(Reader(b"\0\0\0\x07\x01\x01\x09" + bytes(9)))
+        codec.decode(MessageReader(b"\0\0\0\x07\x01\x01\x09" + bytes(9)))
     with pytest.raises(InvalidMessage, match="65 tagged fields; 64 are allowed"):
-        codec.decode(Reader(b"\0\0\0\x07\x41" + bytes(200)))
+        codec.decode(MessageReader(b"\0\0\0\x07\x41" + bytes(200)))
 
 
 def test_records_are_not_copied() -> None:
     frame = bytearray(b"\0\0\0\x07" + b"\0\0\0\x03abc")
     schema = Schema(m.ProducePartition, Field("index", INT32), Field("records", RECORDS))
-    partition = schema.compiled(0, False).decode(Reader(memoryview(frame)))
+    partition = schema.compiled(0, False).decode(MessageReader(memoryview(frame)))
     assert partition == m.ProducePartition(7, memoryview(b"abc"))
     frame[-1:] = b"d"
     assert partition.records == b"abd"

@@ -3,7 +3,7 @@ from __future__ import annotations
 from math import inf
 
 from minibroker.client.cluster.metadata import Leader
-from minibroker.client.fetching.fetch_state import Due, FetchedBatch, PartitionState, due_fetches
+from minibroker.client.fetching.fetch_state import Due, FetchedBatch, TopicPartitionState, due_fetches
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages import EpochEndOffset
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
@@ -14,13 +14,13 @@ LEADER = Leader(1, 5)
 OTHER = Leader(2, 5)
 
 
-def reading(index: int, position: int | None = 10) -> PartitionState:
-    state = PartitionState(TopicPartition("orders", index), None)
+def reading(index: int, position: int | None = 10) -> TopicPartitionState:
+    state = TopicPartitionState(TopicPartition("orders", index), None)
     state.move(position, epoch=5)
     return state
 
 
-def due(*states: PartitionState, leaders: dict[int, Leader] | None = None) -> Due:
+def due(*states: TopicPartitionState, leaders: dict[int, Leader] | None = None) -> Due:
     def leader_of(topic: str, index: int) -> Leader | None:
         return LEADER if leaders is None else leaders.get(index)
 
@@ -41,13 +41,13 @@ def test_a_partition_that_was_moved_is_asked_for_though_an_older_request_is_out(
     assert due(state).by_leader == {1: [(state, LEADER)]}
 
 
-def read(state: PartitionState, epoch: int, base_offset: int, count: int) -> None:
+def read(state: TopicPartitionState, epoch: int, base_offset: int, count: int) -> None:
     data = encode_batch([b""] * count, base_timestamp=0, base_offset=base_offset, partition_leader_epoch=epoch)
     state.arrived(FetchedBatch(state, parse_header(data), memoryview(data), 0, len(data)))
 
 
 def test_where_two_histories_part_is_found_in_as_many_rounds_as_there_are_epochs_that_differ() -> None:
-    state = PartitionState(TopicPartition("orders", 0), None)
+    state = TopicPartitionState(TopicPartition("orders", 0), None)
     state.move(0)
     for epoch, base_offset in ((1, 0), (1, 10), (3, 20), (3, 30), (5, 40)):
         read(state, epoch, base_offset, 10)
@@ -65,7 +65,7 @@ def test_where_two_histories_part_is_found_in_as_many_rounds_as_there_are_epochs
 
 
 def test_of_a_position_that_was_chosen_only_the_record_before_it_is_known() -> None:
-    state = PartitionState(TopicPartition("orders", 0), None)
+    state = TopicPartitionState(TopicPartition("orders", 0), None)
     state.move(20, epoch=3)
     assert (state.last_epoch, state.position_epoch) == (3, 3)
     assert state.diverging_offset(EpochEndOffset(2, 25)) == 19
