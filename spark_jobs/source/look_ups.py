@@ -196,8 +196,8 @@ class LookUps:
                     known, {partition: offsets[partition] for partition in known if partition in offsets}
                 )
             except BrokerError as error:
-                # The topic was deleted between the two requests, or created again.
-                is_gone = is_lenient and says_unknown(error)
+                # The topic was deleted between the two requests, or created again. The next look at the topics says so.
+                is_gone = says_unknown(error) and (is_lenient or self._now() < deadline)
                 is_another = error.code is ErrorCode.UNKNOWN_TOPIC_ID and self._now() < deadline
                 if not is_gone and not is_another:
                     raise

@@ -20,7 +20,7 @@ from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.spark_jobs.source.look_ups import LookUps
+from minibroker.spark_jobs.source.look_ups import LookUps, Topics
 from minibroker.spark_jobs.source.offsets import OffsetRange, Offsets, TopicOffsets, losses
 from minibroker.spark_jobs.source.options import Subscription
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
@@ -492,6 +492,31 @@ async def test_the_driver_does_not_believe_a_single_broker_that_a_topic_is_gone_
     assert not looking.done()
     scene.reunite()
     assert losses(since, await looking) == []
+
+
+@run_by(play)
+async def test_the_driver_names_the_topic_that_is_deleted_between_its_two_requests(scene: Scene, /) -> None:
+    await scene.create(name="u")
+    world = scene.cluster.client("driver")
+    deleted: list[str] = []
+
+    async def look() -> Offsets:
+        async with _look_ups(scene.cluster.bootstrap, world) as look_ups:
+            topics = look_ups.topics
+
+            async def topics_and_delete(*arguments: Any, **options: Any) -> Topics:
+                found = await topics(*arguments, **options)
+                if not deleted:
+                    async with Admin(scene.cluster.bootstrap, world=world) as admin:
+                        await admin.delete_topic("u")
+                    deleted.append("u")
+                return found
+
+            look_ups.topics = topics_and_delete  # type: ignore[method-assign]
+            return await look_ups.latest(Subscription(topics=("u",)))
+
+    with pytest.raises(BrokerError, match="UNKNOWN_TOPIC_OR_PARTITION: topic u"):
+        await world.process.run(look())
 
 
 @asynccontextmanager
