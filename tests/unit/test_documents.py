@@ -2,10 +2,15 @@
 
 import ast
 import re
+import shlex
 from pathlib import Path
+from typing import Any
 
+import click
 import pytest
+import typer
 
+import minibroker
 from tests import documents
 from tests.generated_documents import ARCHITECTURE, BLOCKS, PARTS, generated
 from tests.settings_reference import reference
@@ -78,3 +83,18 @@ def test_the_readme_leads_to_every_page_and_is_short() -> None:
     readme = (ROOT / "README.md").read_text()
     assert [page.name for page in (ROOT / "docs").glob("*.md") if f"](docs/{page.name})" not in readme] == []
     assert len(readme.splitlines()) <= 250
+
+
+@pytest.mark.parametrize("page", documents.PAGES, ids=lambda page: page.name)
+def test_every_command_line_has_a_command_and_flags_that_exist(page: Path) -> None:
+    application = typer.main.get_command(minibroker.application())
+    text = page.read_text().replace("\\\n", " ")
+    for line in re.findall(r"^(?:    |)(?:\$ )?minibroker ([^|>&#\n]*)", text, re.MULTILINE):
+        _parse(application, [word for word in shlex.split(line) if word != "..."])
+
+
+def _parse(command: Any, arguments: list[str], parent: click.Context | None = None) -> None:
+    with command.make_context(command.name, arguments, parent) as context:
+        if isinstance(command, click.Group):
+            _, subcommand, left = command.resolve_command(context, [*context._protected_args, *context.args])
+            _parse(subcommand, left, context)
