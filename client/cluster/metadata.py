@@ -510,7 +510,10 @@ class Metadata:
             reasons = "; ".join(str(error) for error in failures.values())
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
             if remaining_s < MIN_REFRESH_PAUSE_S:
-                remedy = "Start the cluster (`minibroker up`), or give the address of a running broker as bootstrap"
+                remedy = (
+                    "Start the cluster (`minibroker up`, or `minibroker start all` if its brokers were killed), or "
+                    "give the address of a running broker as bootstrap"
+                )
                 if are_silent:
                     remedy = "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"
                 error_type = RequestTimedOut if are_silent else NetworkError
