@@ -297,13 +297,11 @@ class Broker:
         )
 
         def remove_controller(controller_id: int, epoch: int, reason: str) -> None:
-            controller.record_suspected_controller(controller_id, epoch, reason, detector.trouble_ms(controller_id))
+            controller.record_suspected_controller(controller_id, epoch, reason, detector.facts(controller_id))
             leadership.remove_crashed(controller_id, epoch)
 
         detector.on_suspicion(
-            lambda broker_id, epoch, reason: controller.suspect(
-                broker_id, epoch, reason, detector.trouble_ms(broker_id)
-            )
+            lambda broker_id, epoch, reason: controller.suspect(broker_id, epoch, reason, detector.facts(broker_id))
         )
         detector.on_suspicion(watch.suspected)
         leadership.start()

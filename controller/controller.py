@@ -53,6 +53,7 @@ __all__ = ["Controller", "ControllerSettings", "Probe"]
 DELIVERY_S = 1.0
 """Seconds for which a controlled shutdown waits until the other brokers have taken over. A broker that hangs must not
 delay it."""
+NO_FACTS: Mapping[str, object] = {}
 
 T = TypeVar("T")
 
@@ -166,15 +167,17 @@ class Controller:
 
     # -- for crash detection --
 
-    def suspect(self, broker_id: int, broker_epoch: int, reason: str, lasted_ms: float = 0.0) -> None:  # C2
+    def suspect(  # C2
+        self, broker_id: int, broker_epoch: int, reason: str, facts: Mapping[str, object] = NO_FACTS
+    ) -> None:
         """Report that the broker in that epoch seems to have crashed. Ignored while not active, and for this broker."""
         if self._tenure is not None and broker_id != self._broker_id:
-            self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason, lasted_ms))
+            self._tenure.post(BrokerSuspected(self._tenure.epoch, broker_id, broker_epoch, reason, facts))
 
-    def record_suspected_controller(self, broker_id: int, epoch: int, reason: str, lasted_ms: float) -> None:
+    def record_suspected_controller(self, broker_id: int, epoch: int, reason: str, facts: Mapping[str, object]) -> None:
         """Record in the timeline that this broker suspects the controller of that epoch and is about to remove it."""
         cause = f"broker {broker_id}, the controller of epoch {epoch}, is suspected: {reason}"
-        details = {"broker": broker_id, "reason": reason, "lasted_ms": round(lasted_ms, 3)}
+        details = {"broker": broker_id, "reason": reason, **facts}
         self.timeline.record("ControllerSuspected", cause, epoch, details)
 
     def record_removed_controller(self, broker_id: int, epoch: int) -> None:

@@ -57,6 +57,15 @@ class UnreachableBroker(NamedTuple):
     has_stood: bool
     """A connection to it has stood before."""
     is_suspected: bool = False
+    lost_s: float | None = None
+    """When the connection to it was lost. None: none has stood."""
+
+    def facts(self) -> dict[str, object]:
+        """Return facts for the timeline: the milliseconds for which it has been unreachable (`lasted_ms`), and those
+        before, since the connection was lost, in which ZooKeeper was slow or away so that no attempt counted."""
+        waited_ms = 0.0 if self.lost_s is None else round((self.since_s - self.lost_s) * 1_000, 3)
+        facts: dict[str, object] = {"lasted_ms": round((self.seen_s - self.since_s) * 1_000, 3)}
+        return facts | {"waited_ms": waited_ms} if waited_ms else facts
 
 
 class Suspicion(NamedTuple):
@@ -77,6 +86,8 @@ class Watched(NamedTuple):
     """Suspicions of this broker since a connection stood."""
     has_stood: bool = False
     """A connection has stood before."""
+    lost_s: float | None = None
+    """When the last connection was lost. Unlike the failures, it is not forgotten."""
 
     def since_s(self, now_s: float) -> float:
         return now_s if self.failing_since_s is None else self.failing_since_s
@@ -114,8 +125,9 @@ def begin(trouble: UnreachableBroker | None, suspicions_in_a_row: int) -> Watche
     """Begin a watch with the remembered trouble. If that led to a suspicion, the next one takes its full time."""
     if trouble is None:
         return Watched(in_a_row=suspicions_in_a_row)
-    since_s = None if trouble.is_suspected else trouble.since_s
-    return Watched(since_s, in_a_row=suspicions_in_a_row, has_stood=trouble.has_stood)
+    if trouble.is_suspected:
+        return Watched(in_a_row=suspicions_in_a_row, has_stood=trouble.has_stood)
+    return Watched(trouble.since_s, 0, suspicions_in_a_row, trouble.has_stood, trouble.lost_s)
 
 
 def connect_timeout_s(watched: Watched, now_s: float, detection_s: float) -> float:
@@ -132,7 +144,7 @@ def probe_timeout_s(trouble: UnreachableBroker | None, now_s: float, detection_s
 def decide(watched: Watched, attempt: ConnectOutcome, now_s: float, detection_s: float) -> CrashDecision:
     """Judge an attempt that has just ended."""
     if attempt is ConnectOutcome.STOOD:
-        watched = Watched(now_s, has_stood=True)
+        watched = Watched(now_s, has_stood=True, lost_s=now_s)
     else:
         is_refusal = attempt is ConnectOutcome.REFUSED or (attempt is ConnectOutcome.NAME_IS_GONE and watched.has_stood)
         refusals = watched.refusals + 1 if is_refusal else 0

@@ -11,7 +11,7 @@ between what it read and the cluster state.
 from __future__ import annotations
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any, ClassVar, Generic, NamedTuple, Protocol, TypeVar
 
 from minibroker.controller.decisions.cluster_state import LogEndReported
@@ -290,8 +290,8 @@ class BrokerSuspected(Event):
     broker_id: int
     broker_epoch: int
     reason: str
-    lasted_ms: float = 0.0
-    """Milliseconds during which the broker has been unreachable."""
+    facts: Mapping[str, object] = field(default_factory=dict)
+    """For the timeline: since when it has been unreachable."""
 
     @property
     def cause(self) -> str:
@@ -299,7 +299,7 @@ class BrokerSuspected(Event):
 
     @property
     def details(self) -> dict[str, object]:
-        return {"broker": self.broker_id, "reason": self.reason, "lasted_ms": round(self.lasted_ms, 3)}
+        return {"broker": self.broker_id, "reason": self.reason, **self.facts}
 
 
 def _answer(request: str, broker_id: int, took_s: float, errors: Mapping[Any, ErrorCode]) -> dict[str, object]:

@@ -25,7 +25,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import socket
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
 
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
@@ -101,10 +101,10 @@ class CrashDetector:
                 name = f"crash detection of broker {broker.id}"
                 self._watches[key] = start_in_background(self._watch(broker, endpoint), name)
 
-    def trouble_ms(self, broker_id: int) -> float:
-        """Return for how many milliseconds the broker has been unreachable, as of the last attempt."""
+    def facts(self, broker_id: int) -> Mapping[str, object]:
+        """Return since when the broker has been unreachable, for the timeline; empty if the last attempt reached it."""
         trouble = self._troubles.get(broker_id)
-        return 0.0 if trouble is None else (trouble.seen_s - trouble.since_s) * 1_000
+        return {} if trouble is None else trouble.facts()
 
     async def probe(self, brokers: Sequence[RegisteredBroker]) -> list[int]:
         """Return the ids of the brokers that are not running: their control listener refuses connections, or they have
@@ -152,7 +152,9 @@ class CrashDetector:
             now_s = self._clock.monotonic()
             watched, is_suspect, pause_s = crashes.decide(watched, attempt, now_s, self._detection_s)
             since_s = watched.since_s(now_s)
-            self._troubles[broker.id] = UnreachableBroker(broker.epoch, since_s, now_s, watched.has_stood)
+            self._troubles[broker.id] = UnreachableBroker(
+                broker.epoch, since_s, now_s, watched.has_stood, lost_s=watched.lost_s
+            )
             if not is_suspect:
                 await asyncio.sleep(pause_s)
                 continue

@@ -199,7 +199,14 @@ class _Teller:
         lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._began_ms), None)
         if lost is not None:
             text = f"The connection of broker {lost['controller']} to broker {lost['broker']} is lost."
-            steps.insert(0, self._step(lost, -round(lost["lasted_ms"]), text))
+            steps.insert(0, self._step(lost, _began_ms(lost) - lost["time_ms"], text))
+        waited = max(self._signs, key=lambda sign: float(sign.get("waited_ms", 0.0)), default={})
+        if "waited_ms" in waited:
+            text = (
+                f"ZooKeeper answers broker {waited['controller']} again. While it was away or slow, nothing could be "
+                f"elected, for up to {milliseconds(waited['waited_ms'])}."
+            )
+            steps.insert(1, self._step(waited, -round(waited["lasted_ms"]), text))
         for turn in self._turns:
             steps.extend(self._turn(turn))
         steps += [
@@ -450,8 +457,8 @@ def _brokers(ids: Sequence[int]) -> str:
 
 
 def _began_ms(entry: Entry) -> int:
-    """Return the time at which the recorded event began."""
-    return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0)))
+    """Return the time at which the recorded event began: for a suspicion, when the connection was lost."""
+    return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))
 
 
 def _is_election(state: dict[str, Any]) -> bool:

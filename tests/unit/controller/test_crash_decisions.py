@@ -92,7 +92,7 @@ def test_different_failures_last_together() -> None:
 def test_a_connection_that_stood_begins_everything_anew() -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=3, has_stood=False)
     found, is_suspect, _ = decide(troubled, ConnectOutcome.STOOD, START_S, DETECTION_S)
-    assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True), False)
+    assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True, lost_s=START_S), False)
 
 
 @pytest.mark.parametrize("suspicions", [0, 2])

@@ -235,8 +235,15 @@ async def test_a_detector_without_zookeeper_suspects_no_broker_and_looks_again_w
         answers.set()
         await until(lambda: len(fake.peers) == 1)
         assert not suspected
+        await asyncio.sleep(2 * PROVEN_S)
+        answers.clear()
         await fake.die()
+        await asyncio.sleep(2 * PROMPT_S)
+        answers.set()
         await until(lambda: bool(suspected))
+        waited_ms = detector.facts(1)["waited_ms"]  # the time without ZooKeeper, since the connection was lost
+        assert isinstance(waited_ms, float)
+        assert waited_ms > PROMPT_S * 1_000
 
 
 @run_by(run)

@@ -121,6 +121,21 @@ def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_l
     assert (story.written_ms, story.led_ms, story.elected, story.leaderless) == (70.0, 80.0, 1, ())
 
 
+def test_a_story_begins_with_the_lost_connection_if_zookeeper_was_away_since() -> None:
+    recorder = controller_failover()
+    recorder.entries[1]["waited_ms"] = 14_000.0
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.lines(short=True)[:4] == [
+        "The last failover: broker 1 was lost and broker 3 became the controller, at 2026-11-22 11:59:45.960 UTC",
+        "   +0.0 ms  The connection of broker 2 to broker 1 is lost.",
+        "+14,000 ms  ZooKeeper answers broker 2 again. While it was away or slow, nothing could be elected, for up to "
+        "14,000 ms.",
+        "+14,040 ms  Broker 2 cannot reach broker 1, the controller (host:1: it refuses connections, for 40 ms).",
+    ]
+    assert story.ending() == "In all: 14,080 ms until the partition was led again."
+
+
 def test_a_leader_that_was_not_in_sync_is_not_said_to_have_been() -> None:
     recorder = controller_failover()
     recorder.entries[-3]["states"] = [state("a-0", (1, 2), ([1], [2]))]
