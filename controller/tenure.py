@@ -143,6 +143,8 @@ class Tenure:
             await self._loop.run()
         except (ControllerMoved, SessionExpired) as end:
             self.ended_because = str(end)
+            if isinstance(end, SessionExpired):
+                self.ended_because = f"the ZooKeeper session 0x{self.session.session_id:x} has expired"
             _log.warning("the controller of epoch %d ends: %s", self.epoch, end)
         except Exception as failure:  # noqa: BLE001 - after any failure another controller must be elected
             self.ended_because = f"the controller failed: {failure!r}"

@@ -209,8 +209,8 @@ class Leadership:
             work = await self._work.get()
             try:
                 await work()
-            except SessionExpired as error:
-                await self._leave_session(self._session, str(error))
+            except SessionExpired:
+                await self._session_expired(self._session)
             except ConnectionLoss:
                 # The request may have been carried out. Only reads and removals get here, and they begin by reading.
                 self._again_in(_RETRY_PAUSE_S, work)
@@ -240,8 +240,11 @@ class Leadership:
         if state is SessionState.CONNECTED:
             self._ask_to_look()
         elif state is SessionState.EXPIRED:
-            reason = f"the ZooKeeper session 0x{session.session_id:x} has expired"
-            self._work.put_nowait(lambda: self._leave_session(session, reason))
+            self._work.put_nowait(lambda: self._session_expired(session))
+
+    async def _session_expired(self, session: ZooKeeperSession | None) -> None:
+        if session is not None:
+            await self._leave_session(session, f"the ZooKeeper session 0x{session.session_id:x} has expired")
 
     async def _leave_session(self, session: ZooKeeperSession | None, reason: str) -> None:
         if session is None or session is not self._session:

@@ -34,6 +34,8 @@ _SIGNS = ("ControllerSuspected", "ControllerRemoved", "BrokerSuspected", "Resign
 _BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
 """Entries that other brokers record about a controller."""
 _STOPS = "ControlledShutdownRequest"
+_NEWS = ("ZooKeeper session", "was elected")
+"""Words of the causes of a resignation that a controller learns after it has lost its office."""
 _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
 _SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
 
@@ -319,7 +321,7 @@ class _Teller:
         if sign["event"] != "Resignation":
             return sign.get("broker") in self._victims
         # A controller that hung finds out when it wakes up that its session has expired, long after another took over.
-        woke_up = "expired" in sign["cause"] and sign["time_ms"] > turn["time_ms"]
+        woke_up = any(words in sign["cause"] for words in _NEWS) and sign["time_ms"] > turn["time_ms"]
         return sign["controller"] in self._victims and not woke_up
 
     def _find_answers(self, first_turn: int) -> Iterator[tuple[int, Entry]]:

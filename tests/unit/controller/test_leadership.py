@@ -17,7 +17,16 @@ from minibroker.controller.governing.leadership import (
     Seen,
     judge_leadership,
 )
-from minibroker.protocol.world import Check, Create, Delete, Operation, SessionState, ZooKeeperSession
+from minibroker.protocol.world import (
+    Check,
+    Create,
+    Delete,
+    Operation,
+    SessionExpired,
+    SessionState,
+    Stat,
+    ZooKeeperSession,
+)
 from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
 from tests.running import run_by
 from tests.simulation.simulator.loop import run
@@ -451,6 +460,22 @@ async def test_an_expired_session_ends_the_term_and_the_next_session_runs_again(
     await cluster.settled(2)
     assert "has expired" in cluster.reasons[0]
     assert len(candidate.sessions) == 2
+
+
+@run_by(simulate, size=1)
+async def test_a_term_ends_with_the_same_reason_if_a_request_finds_the_session_expired(cluster: Cluster, /) -> None:
+    [candidate] = cluster.candidates
+    await cluster.start()
+    await cluster.settled(1)
+    session = candidate.session
+
+    async def expired(*_: object) -> tuple[bytes, Stat]:
+        raise SessionExpired("exists /controller: the session is over; open a new one")
+
+    session.get = expired  # type: ignore[method-assign, assignment]
+    candidate.lead.attach(session)
+    await until(lambda: bool(cluster.reasons))
+    assert cluster.reasons[0] == f"the ZooKeeper session 0x{session.session_id:x} has expired"
 
 
 @run_by(simulate, size=3)

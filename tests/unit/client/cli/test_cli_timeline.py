@@ -221,12 +221,16 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     )
 
 
-def test_a_controller_that_wakes_up_after_a_hang_does_not_change_the_story() -> None:
+@pytest.mark.parametrize(
+    "cause",
+    ["the ZooKeeper session 0x1 has expired", "exists /controller: the ZooKeeper session 0x1 is over; open a new one"],
+)
+def test_a_controller_that_wakes_up_after_a_hang_does_not_change_the_story(cause: str) -> None:
     recorder = Recorder()
     recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
     recorder.add(90_000, 2, 6, "Startup", brokers=[2, 3], unreachable=[], topics=0, partitions=0)
     asleep = last_failover(recorder.entries)
-    recorder.add(92_000, 1, 5, "Resignation", cause="the ZooKeeper session 0x1 has expired")
+    recorder.add(92_000, 1, 5, "Resignation", cause=cause)
     assert asleep is not None
     by_broker = {1: [recorder.entries[0], recorder.entries[2]], 2: [recorder.entries[1]]}
     assert last_failover(merged(by_broker)) == asleep
