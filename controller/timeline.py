@@ -205,6 +205,8 @@ def _state(at_ms: float, partition: TopicPartition, before: LeaderAndIsr | None,
         "leader_epoch": state.leader_epoch,
         "version": state.partition_epoch,
     }
+    if state.to_commit:
+        described["min_isr"] = state.to_commit
     if before is not None:
         described |= {
             "leader_before": before.leader,

@@ -17,6 +17,7 @@ from minibroker.client.cli.timelines.words import (
     INDENT,
     cut,
     date_and_time,
+    is_internal,
     milliseconds,
     orders,
     sentence,
@@ -64,6 +65,10 @@ class Story(NamedTuple):
     """Time until the last of these leaders was in ZooKeeper. None: no leader was elected."""
     led_ms: float | None
     """Time until the last of them confirmed that it leads. None: not recorded."""
+    short: tuple[str, ...] = ()
+    """Partitions that were led with fewer replicas in sync than min.insync.replicas."""
+    enough_ms: float | None = None
+    """Time until all of these had enough replicas in sync. None: not recorded, or none was short."""
     is_hang: bool = False
     """A broker apparently hung. The story begins when that was noticed, and omits the session timeout before."""
 
@@ -85,7 +90,16 @@ class Story(NamedTuple):
         if self.leaderless:
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
         since = ", from when that was noticed" if self.is_hang else ""
-        return f"In all{since}: {'; '.join(parts)}."
+        ending = f"In all{since}: {'; '.join(parts)}."
+        if self.short:
+            until = "until enough replicas are in sync"
+            if self.enough_ms is not None:
+                until = f"until {milliseconds(self.enough_ms)}, when enough replicas were in sync"
+            ending += (
+                f" Writes with acks=all {'are' if self.enough_ms is None else 'were'} rejected {until} "
+                f"(min.insync.replicas): {', '.join(cut(self.short))}."
+            )
+        return ending
 
     def lines(self, short: bool = False) -> list[str]:
         """Return the lines of the story; with `short`, without the details."""
@@ -106,6 +120,8 @@ class Story(NamedTuple):
             "leaderless": list(self.leaderless),
             "written_ms": self.written_ms,
             "led_ms": self.led_ms,
+            "below_min_isr": list(self.short),
+            "enough_ms": self.enough_ms,
         }
         return [*(step._asdict() for step in self.steps), whole]
 
@@ -251,6 +267,7 @@ class _Teller:
                 }
         confirmed = [self._confirmed_ms(index, broker) for index, broker in led]
         confirmed_ms = [at_ms for at_ms in confirmed if at_ms is not None]
+        short, enough_ms = self._short_of_replicas()
         is_confirmed = bool(led) and len(confirmed_ms) == len(confirmed)
         return Story(
             self._title(),
@@ -260,8 +277,23 @@ class _Teller:
             leaderless,
             max(written, default=None),
             max(*confirmed_ms, *written) if is_confirmed else None,
+            short,
+            enough_ms,
             self._is_hang,
         )
+
+    def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
+        """Return the led partitions with fewer replicas in sync than min.insync.replicas after the last turn, and the
+        time until all had enough, if it is recorded."""
+        last = {state["partition"]: state for turn in self._turns for state in turn.get("states", [])}
+        short = {p: state for p, state in last.items() if state["leader"] != NO_LEADER and _is_short(state)}
+        enough: dict[str, float] = {}
+        for entry in self._entries[self._last_turn + 1 :]:
+            for state in (*entry.get("adopted", []), *entry.get("states", [])):
+                if state["partition"] in short and not _is_short(state):
+                    enough.setdefault(state["partition"], self._at(entry, state["at_ms"]))
+        enough_ms = max(enough.values(), default=None) if len(enough) == len(short) else None
+        return tuple(sorted(short, key=is_internal)), enough_ms
 
     def _confirmed_ms(self, turn: int, broker: int) -> float | None:
         """Return the time at which the broker confirmed its leadership, in answer to the orders of this turn or a later
@@ -461,6 +493,10 @@ def _brokers(ids: Sequence[int]) -> str:
 def _began_ms(entry: Entry) -> int:
     """Return the time at which the recorded event began: for a suspicion, when the connection was lost."""
     return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))
+
+
+def _is_short(state: dict[str, Any]) -> bool:
+    return bool(len(state["isr"]) < state.get("min_isr", 0))
 
 
 def _is_election(state: dict[str, Any]) -> bool:

@@ -158,8 +158,12 @@ def _details(entry: Entry) -> Iterator[str]:
 
 def state_lines(states: Iterable[dict[str, Any]]) -> list[str]:
     """Return the states of users' partitions first, because internal topics may have many."""
-    ordered = sorted(states, key=lambda state: state["partition"].rpartition("-")[0] in INTERNAL_TOPICS)
+    ordered = sorted(states, key=lambda state: is_internal(state["partition"]))
     return [_state_line(state) for state in ordered]
+
+
+def is_internal(partition: str) -> bool:
+    return partition.rpartition("-")[0] in INTERNAL_TOPICS
 
 
 def _state_line(state: dict[str, Any]) -> str:

@@ -136,6 +136,25 @@ def test_a_story_begins_with_the_lost_connection_if_zookeeper_was_away_since() -
     assert story.ending() == "In all: 14,080 ms until the partition was led again."
 
 
+def test_a_story_ends_with_the_partitions_that_reject_acks_all() -> None:
+    recorder = controller_failover()
+    short = state("a-0", (1, 2), ([1, 2, 3], [2])) | {"min_isr": 2}
+    recorder.entries[-3]["states"] = [short]
+    story = last_failover(recorder.entries)
+    recorder.add(7_000, 3, 6, "IsrChange", adopted=[short | {"isr": [2, 3], "leader_before": 2, "at_ms": 0.0}])
+    recovered = last_failover(recorder.entries)
+    assert story is not None
+    assert recovered is not None
+    assert story.ending() == (
+        "In all: 80 ms until the partition was led again. Writes with acks=all are rejected until enough replicas are "
+        "in sync (min.insync.replicas): a-0."
+    )
+    assert recovered.ending() == (
+        "In all: 80 ms until the partition was led again. Writes with acks=all were rejected until 7,040 ms, when "
+        "enough replicas were in sync (min.insync.replicas): a-0."
+    )
+
+
 def test_a_leader_that_was_not_in_sync_is_not_said_to_have_been() -> None:
     recorder = controller_failover()
     recorder.entries[-3]["states"] = [state("a-0", (1, 2), ([1], [2]))]
