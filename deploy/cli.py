@@ -62,7 +62,8 @@ WhoArgument = Annotated[
     str,
     typer.Argument(
         metavar="WHO",
-        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all, or zookeeper.",
+        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all, or zookeeper. A group's "
+        "coordinator follows from the hash of its name; the group need not exist.",
     ),
 ]
 

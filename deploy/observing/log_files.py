@@ -174,7 +174,7 @@ def _where(finding: verification.Finding) -> str:
 
 def _require(path: Path) -> None:
     if not path.exists():
-        raise UsageError(f"there is no {path}")
+        raise UsageError(f"there is no {path}: name a file, a partition's directory, or a broker's data directory")
 
 
 def _require_stopped(path: Path) -> None:

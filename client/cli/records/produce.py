@@ -39,7 +39,7 @@ from minibroker.client.producer import Producer, drain_patiently
 from minibroker.client.producing.delivery import BatchDelivery
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
-from minibroker.protocol.words import plural
+from minibroker.protocol.words import counted
 
 
 class Acks(StrEnum):
@@ -79,7 +79,7 @@ class Template(NamedTuple):
 
     def key_and_value(self, line: bytes) -> tuple[bytes | None, bytes | None]:
         """Return the record of a line. A line without the separator has no key of its own. An empty line or value
-        becomes a value of no bytes, or null with `tombstone`."""
+        becomes an empty value, or null with `tombstone`."""
         key, value = self.key, line
         if self.key_separator is not None:
             before, found, after = line.partition(self.key_separator)
@@ -140,7 +140,7 @@ def produce(
     tombstone: Annotated[
         bool,
         typer.Option(
-            "--tombstone", "-Z", help="Send an empty value or line as null, instead of as a value of no bytes."
+            "--tombstone", "-Z", help="Send an empty value or line as null, instead of as an empty value."
         ),
     ] = False,
     acks: AcksOption = Acks.ALL,
@@ -192,8 +192,8 @@ def produce(
         print_json({**produced._asdict(), "records_per_second": round(produced.records_per_second)})
     else:
         sys.stdout.write(
-            f"produced {produced.records} {plural(produced.records, 'record')} to {topic} in {produced.seconds:.2f} s "
-            f"({produced.records_per_second:.0f} records/s)\n"
+            f"produced {counted(produced.records, 'record')} to {topic} in {produced.seconds:.2f} s "
+            f"({produced.records_per_second:,.0f} records/s)\n"
         )
 
 

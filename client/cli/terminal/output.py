@@ -240,7 +240,7 @@ def confirm(question: str, yes: bool) -> None:
         return
     if not sys.stdin.isatty():
         raise MinibrokerError(
-            f"{question} Confirmation is impossible without a terminal, so nothing was done: repeat with --yes"
+            f"nothing was done: stdin is no terminal on which to ask {question!r}; to confirm, repeat with --yes"
         )
     sys.stderr.write(f"{question} [y/N] ")
     sys.stderr.flush()
@@ -324,13 +324,22 @@ def _escape_what_cannot_be_printed() -> None:
         sys.stdout.reconfigure(errors="backslashreplace")
 
 
+_REMEDIES = {
+    FileNotFoundError: "; check the path",
+    NotADirectoryError: "; check the path",
+    IsADirectoryError: "; name a file",
+    PermissionError: "; check the permissions",
+}
+
+
 def explain(error: Exception) -> tuple[int, str]:
     """Return the exit code and the line to print for an error; an empty line if the help was printed instead."""
     if isinstance(error, _ClickException):
         return USAGE, _one_line(_click_text(error))
     if isinstance(error, OSError) and not isinstance(error, MinibrokerError | TimeoutError):
         where = f"{error.filename}: " if error.filename is not None else ""
-        return FAILURE, f"error: {_one_line(f'{where}{error.strerror or error}')}"
+        remedy = next((text for kind, text in _REMEDIES.items() if isinstance(error, kind)), "")
+        return FAILURE, f"error: {_one_line(f'{where}{error.strerror or error}{remedy}')}"
     return _exit_code(error), f"error: {_one_line(str(error))}"
 
 
@@ -359,7 +368,7 @@ def _exit_code(error: Exception) -> int:
 
 
 def _click_text(error: Any) -> str:
-    text = plain_error(error.format_message())
+    text = plain_error(error.format_message(), error.__cause__)
     if not text:
         return ""
     context = getattr(error, "ctx", None)

@@ -38,8 +38,10 @@ def make_plain(command: Any) -> None:
         make_plain(subcommand)
 
 
-def plain_error(text: str) -> str:
-    """Return Typer's message about a value without Python's terms."""
+def plain_error(text: str, cause: Any) -> str:
+    """Return Typer's message about a value without Python's terms, but with the value, which only `cause` has."""
+    if text.count("Input should be ") == 1 and hasattr(cause, "errors"):
+        text += f", not {cause.errors()[0]['input']!r}"
     for theirs, ours in _ERRORS:
         text = text.replace(theirs, ours)
     return text

@@ -143,7 +143,7 @@ def test_lines_of_standard_input_come_back_in_order(minibroker: Shell) -> None:
     minibroker.ok("topics", "create", "lines", "--partitions", "1")
     lines = "".join(f"line {number}\n" for number in range(5_000))
     said = minibroker.ok("produce", "lines", stdin=lines.encode())
-    assert said.startswith("produced 5000 records to lines in ")
+    assert said.startswith("produced 5,000 records to lines in ")
     assert minibroker.ok("consume", "lines", "--exit-at-end") == lines
 
 

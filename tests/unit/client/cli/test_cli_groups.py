@@ -405,7 +405,7 @@ async def test_groups_are_deleted_after_a_question(cluster: GroupCluster, comman
     cluster.committed["audit"] = {}
     cluster.committed["stock"] = {}
     assert (
-        "Delete the group billing with all committed offsets? Confirmation is impossible"
+        "nothing was done: stdin is no terminal on which to ask 'Delete the group billing with all committed offsets?'"
         in (await command("delete", "billing")).err
     )
     assert (await command("delete", "billing", answer="yes")).out == "deleted billing\n"

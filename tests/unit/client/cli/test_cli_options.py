@@ -86,9 +86,9 @@ def test_help_says_what_a_value_looks_like(capsys: pytest.CaptureFixture[str], m
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
-        (["up", "--brokers", "x"], "'--brokers': a whole number is expected"),
-        (["up", "--brokers", "0"], "'--brokers': it must be greater than or equal to 1"),
-        (["bench", "latency", "--rate", "x"], "'--rate': a number is expected"),
+        (["up", "--brokers", "x"], "'--brokers': a whole number is expected, not 'x'"),
+        (["up", "--brokers", "0"], "'--brokers': it must be greater than or equal to 1, not '0'"),
+        (["bench", "latency", "--rate", "x"], "'--rate': a number is expected, not 'x'"),
         (["status", "--format", "xml"], "'--format': 'xml' is not one of 'table', 'json'"),
     ],
 )

@@ -58,7 +58,7 @@ def test_an_error_of_several_lines_becomes_one() -> None:
 
 def test_an_error_of_the_operating_system_names_the_file() -> None:
     assert explain(FileNotFoundError(2, "No such file or directory", "in.txt"))[1] == (
-        "error: in.txt: No such file or directory"
+        "error: in.txt: No such file or directory; check the path"
     )
 
 
