@@ -169,6 +169,7 @@ def ingest(
     batches = counted(done.batches, "batch", "batches")
     topics = ", ".join(source.topics)
     sys.stdout.write(f"ingested {counted(done.rows, 'record')} of {topics} in {batches} to {output}\n")
+    _check_finished(once, stop)
 
 
 ViewOption = Annotated[

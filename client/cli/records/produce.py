@@ -139,9 +139,7 @@ def produce(
     ] = None,
     tombstone: Annotated[
         bool,
-        typer.Option(
-            "--tombstone", "-Z", help="Send an empty value or line as null, instead of as an empty value."
-        ),
+        typer.Option("--tombstone", "-Z", help="Send an empty value or line as null, instead of as an empty value."),
     ] = False,
     acks: AcksOption = Acks.ALL,
     compression: CompressionOption = Codec.NONE,

@@ -41,7 +41,11 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (["produce", "orders", "--input", "csv", *NOBODY], 2, "'lines', 'json', 'msgpack'"),
         (["produce", "orders", "--input", "json", "-k", "k", *NOBODY], 2, "--key applies only to lines"),
         (["produce", "orders", "--input", "msgpack", "--tombstone", *NOBODY], 2, "--tombstone applies only to lines"),
-        (["produce", "orders", "--file", "/no/such/file", *NOBODY], 1, "/no/such/file: No such file or directory; check the path"),
+        (
+            ["produce", "orders", "--file", "/no/such/file", *NOBODY],
+            1,
+            "/no/such/file: No such file or directory; check the path",
+        ),
         (["topics", "create", "or ders"], 2, "only a-z A-Z 0-9 . _ - are legal"),
         (["topics", "create", "x" * 250], 2, "the limit is 249"),
         (["topics", "create", "..", *NOBODY], 2, "would name a directory"),
