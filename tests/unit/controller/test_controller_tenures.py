@@ -503,6 +503,7 @@ async def test_the_timeline_explains_a_failover_step_by_step(cluster: Cluster, /
             "isr": [2],
             "isr_before": [1, 2],
             "leader_epoch": 1,
+            "min_isr": 1,
             "version": 1,
             "version_before": 0,
         }
