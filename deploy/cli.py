@@ -40,7 +40,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
-from minibroker.deploy.local.who import MalformedWho, Member, Who, name_of, parse_who
+from minibroker.deploy.local.who import CoordinatorOf, MalformedWho, Member, Who, name_of, parse_who
 from minibroker.deploy.observing import log_files, status_screen
 from minibroker.deploy.observing.cluster_view import (
     ClusterView,
@@ -227,7 +227,8 @@ def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOptio
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Stop cleanly (SIGTERM) and wait for the end. A broker first moves its leaders to other brokers."""
     cluster = LocalCluster(data)
-    stopped = cluster.stop(_parsed(who))
+    parsed = _parsed(who)
+    stopped = cluster.stop(parsed)
     said = {member: cluster.handed_over(member) for member in stopped if isinstance(member, int)}
     handed_over = {member: each for member, each in said.items() if each is not None}
     if format is Format.JSON:
@@ -236,6 +237,7 @@ def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption
     _print_acted("stop", stopped, format)
     for member, each in handed_over.items():
         sys.stdout.write(f"{name_of(member)}: {each}\n")
+    _note_hash(parsed)
 
 
 def demo(
@@ -304,7 +306,14 @@ def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
 
 
 def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:
-    _print_acted(action, method(_parsed(who)), format)
+    parsed = _parsed(who)
+    _print_acted(action, method(parsed), format)
+    _note_hash(parsed)
+
+
+def _note_hash(who: Who) -> None:
+    if isinstance(who, CoordinatorOf):
+        note(f"the hash of the name {who.group!r} chooses this broker, whether or not the group exists")
 
 
 def _parsed(who: str) -> Who:

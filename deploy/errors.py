@@ -2,7 +2,12 @@
 
 from __future__ import annotations
 
+from operator import methodcaller
+
 from minibroker.protocol.errors import MinibrokerError
+
+hidden_from_pytest = methodcaller("errisinstance", MinibrokerError)
+"""The value of `__tracebackhide__` in modules whose frames pytest leaves out when it reports an error of minibroker."""
 
 
 class LaunchError(MinibrokerError):

@@ -150,7 +150,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.NOT_ENOUGH_REPLICAS: ErrorInfo(
         True,
         False,
-        "Fewer replicas are in sync than min.insync.replicas: `minibroker status` names what keeps the others away.",
+        "Start the brokers of the other replicas: `minibroker status` names what keeps them out of sync.",
     ),
     _E.NOT_ENOUGH_REPLICAS_AFTER_APPEND: ErrorInfo(
         True,

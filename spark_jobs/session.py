@@ -124,7 +124,9 @@ def check_packages() -> None:
         try:
             found = version(package)
         except PackageNotFoundError as error:
-            raise MinibrokerError(f"Spark jobs need {package}: pip install pyspark pyarrow") from error
+            raise MinibrokerError(
+                f"Spark jobs need {package} {needed} or newer: pip install pyspark pyarrow"
+            ) from error
         if tuple(int(number) for number in re.findall(r"\d+", found)[:2]) < oldest:
             raise MinibrokerError(
                 f"{package} is {found}, Spark jobs need {needed} or newer: pip install -U pyspark pyarrow"

@@ -67,7 +67,10 @@ class AutoTopicCreation:
                     self._internal_problems.pop(result.name, None)
         except (BrokerError, TimeoutError) as error:
             # asyncio's TimeoutError has no text
-            self._report(names, str(error) or f"not done within {TIMEOUT_S:.0f} s; is ZooKeeper away?")
+            self._report(
+                names,
+                str(error) or f"not done within {TIMEOUT_S:.0f} s; ZooKeeper may be away: see `minibroker status`",
+            )
         finally:
             await asyncio.sleep(PAUSE_S)
             self._under_way.difference_update(names)

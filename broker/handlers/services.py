@@ -81,7 +81,9 @@ async def _answer(request: Request, timeout_ms: int | None, answer: Callable[[],
         async with asyncio.timeout(None if timeout_ms is None else timeout_ms / 1_000):
             await answer()
     except TimeoutError:
-        request.fail(ErrorCode.REQUEST_TIMED_OUT, f"not done within {timeout_ms} ms; is ZooKeeper away?")
+        request.fail(
+            ErrorCode.REQUEST_TIMED_OUT, f"not done within {(timeout_ms or 0) / 1_000:.3g} s; ZooKeeper may be away"
+        )
     except BrokerError as error:
         request.fail(error.code, error.detail)
     except Exception as error:

@@ -511,8 +511,8 @@ class Metadata:
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
             if remaining_s < MIN_REFRESH_PAUSE_S:
                 remedy = (
-                    "Start the cluster (`minibroker up`, or `minibroker start all` if its brokers were killed), or "
-                    "give the address of a running broker as bootstrap"
+                    "Start the brokers (`minibroker start all`, or `minibroker up` if ZooKeeper does not run either), "
+                    "or give the address of a running broker as bootstrap"
                 )
                 if are_silent:
                     remedy = "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"

@@ -102,7 +102,7 @@ class Selection:
         while (problem := self._missing(metadata.cluster)) is not None:
             if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
                 raise problem
-            waiting = {"the start": str(problem)}
+            waiting = {"topic lookup": str(problem)}
             stalls.look(clock.monotonic(), waiting, waiting.__getitem__)
             with suppress(TimeoutError):
                 async with asyncio.timeout(max(0.0, min(deadline - clock.monotonic(), STALL_S))):

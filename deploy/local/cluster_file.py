@@ -15,10 +15,12 @@ from pathlib import Path
 
 import msgspec
 
-from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.errors import LaunchError, hidden_from_pytest
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import Process
 from minibroker.protocol.world.real import RealDisk
+
+__tracebackhide__ = hidden_from_pytest
 
 FILE_NAME = "cluster.json"
 LOCK_NAME = "cluster.lock"

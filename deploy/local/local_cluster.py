@@ -20,7 +20,7 @@ from pathlib import Path
 
 import msgspec
 
-from minibroker.deploy.errors import LaunchError, LaunchTimedOut
+from minibroker.deploy.errors import LaunchError, LaunchTimedOut, hidden_from_pytest
 from minibroker.deploy.local import (
     broker_process,
     cluster_file,
@@ -58,6 +58,8 @@ from minibroker.deploy.observing.cluster_view import (
     with_details,
 )
 from minibroker.deploy.observing.status import Status, status_of_processes
+
+__tracebackhide__ = hidden_from_pytest
 
 STOP_TIMEOUT_S = 30.0
 ELECTION_TIMEOUT_S = 3.0

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import NamedTuple
 
-from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.errors import LaunchError, hidden_from_pytest
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.plan import OFFSETS_REPLICATION_FACTOR
 from minibroker.deploy.local.who import (
@@ -20,6 +20,8 @@ from minibroker.deploy.local.who import (
 )
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+
+__tracebackhide__ = hidden_from_pytest
 
 
 class NotElected(NamedTuple):

@@ -5,8 +5,11 @@ from __future__ import annotations
 
 from typing import Final, Literal, NamedTuple
 
+from minibroker.deploy.errors import hidden_from_pytest
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition, topic_name_problem
+
+__tracebackhide__ = hidden_from_pytest
 
 ZOOKEEPER: Final = "zookeeper"
 Member = int | Literal["zookeeper"]

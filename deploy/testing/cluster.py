@@ -28,7 +28,7 @@ from minibroker.client.administering.topics import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
 from minibroker.client.errors import TopicErrors
 from minibroker.client.sync.admin import Admin
-from minibroker.deploy.errors import LaunchError, LaunchTimedOut
+from minibroker.deploy.errors import LaunchError, LaunchTimedOut, hidden_from_pytest
 from minibroker.deploy.local import broker_process
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
@@ -50,6 +50,8 @@ from minibroker.deploy.testing import guardian
 from minibroker.deploy.testing.isolation import Isolation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import topic_name_problem
+
+__tracebackhide__ = hidden_from_pytest
 
 P = ParamSpec("P")
 T = TypeVar("T")

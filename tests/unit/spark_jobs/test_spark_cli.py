@@ -36,7 +36,7 @@ def without_spark(tmp_path: Path) -> Path:
 def test_without_pyspark_a_job_says_what_to_install(without_spark: Path, job: str) -> None:
     ended = minibroker(without_spark, "spark", job, "--topics", "t", "--output", "out")
     assert (ended.returncode, ended.stdout) == (1, "")
-    assert ended.stderr == "error: Spark jobs need pyspark: pip install pyspark pyarrow\n"
+    assert ended.stderr == "error: Spark jobs need pyspark 4.2 or newer: pip install pyspark pyarrow\n"
 
 
 def test_without_pyspark_everything_else_works(without_spark: Path) -> None:

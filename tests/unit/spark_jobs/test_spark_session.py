@@ -60,7 +60,7 @@ def test_missing_or_old_packages_are_reported(monkeypatch: pytest.MonkeyPatch) -
         raise PackageNotFoundError(package)
 
     monkeypatch.setattr(session, "version", missing)
-    with pytest.raises(MinibrokerError, match="Spark jobs need pyspark: pip install"):
+    with pytest.raises(MinibrokerError, match=r"Spark jobs need pyspark 4\.2 or newer: pip install"):
         check_packages()
 
 

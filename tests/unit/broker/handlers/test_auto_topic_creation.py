@@ -42,4 +42,6 @@ def test_the_log_says_why_a_topic_was_not_created_in_time(
     with caplog.at_level(logging.WARNING):
         asyncio.run(started[0])
 
-    assert caplog.messages == ["orders cannot be created: not done within 0 s; is ZooKeeper away?"]
+    assert caplog.messages == [
+        "orders cannot be created: not done within 0 s; ZooKeeper may be away: see `minibroker status`"
+    ]

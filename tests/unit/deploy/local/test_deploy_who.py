@@ -56,3 +56,9 @@ def test_a_leader_needs_a_topic_and_a_partition(text: str) -> None:
 def test_a_coordinator_needs_a_group_with_a_name_that_brokers_can_be_sent(text: str) -> None:
     with pytest.raises(MalformedWho, match="coordinator:billing"):
         parse_who(text)
+
+
+def test_pytest_leaves_out_the_frames_of_minibroker() -> None:
+    with pytest.raises(MalformedWho) as caught:
+        parse_who("leader:orders")
+    assert [str(each.path) for each in caught.traceback if not each.ishidden(caught)] == [__file__]
