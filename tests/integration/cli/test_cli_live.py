@@ -811,7 +811,8 @@ def test_the_demo_loses_no_record_and_leaves_nothing_behind(tmp_path: Path) -> N
     killed = verdict["kills"][1]
     # If the two kills come close together, one failover covers both.
     lost = re.fullmatch(
-        rf"The last failover: brokers? ([\d ]+) (was|were) lost and broker {killed['successor']} became the controller",
+        r"The last failover: brokers? (\d+(?: and \d+)*) (was|were) lost "
+        rf"and broker {killed['successor']} became the controller",
         failover["text"],
     )
     assert lost is not None
