@@ -179,18 +179,17 @@ class Admin(Client):
         """
         return await log_dirs.describe(self._requests, broker_ids)
 
-    @ends_with_its_client
     async def timeline(self, since_ms: int = 0) -> TimelineRead:
         """Return what the controllers of this cluster did since that time, by the brokers' clocks. Each broker
         remembers the last 2,000 entries of its own controller.
 
-        Raises NetworkError if no broker answers at all."""
+        Raises as `TimelineReader.read`."""
         return await self.timeline_reader(since_ms).read()
 
     def timeline_reader(self, since_ms: int = 0) -> TimelineReader:
         """Return a reader whose first `read` returns the same as `timeline`, and each later one what is new."""
         check_integer("since_ms", since_ms, 0, 1 << 62)
-        return TimelineReader(self._admin_requests, since_ms)
+        return TimelineReader(lambda: self._requests, since_ms, self._calls, self._not_running)
 
     # -- settings --
 

@@ -8,13 +8,15 @@ order of the brokers' clocks, which differ; entries of one broker stay in their 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from typing import Any, NamedTuple
 
 import msgspec
 
 from minibroker.client.administering.requests import AdminRequests
+from minibroker.client.cluster.calls import Calls, ends_with_its_client
 from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
@@ -71,9 +73,18 @@ def decode_entry(data: m.Buffer) -> Entry:
 class TimelineReader:
     """Reads the timelines of all brokers, and then what is new in them, through an admin client."""
 
-    def __init__(self, requests: AdminRequests, since_ms: int) -> None:
-        self._runtime = requests.runtime
-        self._metadata = requests.metadata
+    def __init__(
+        self,
+        requests: Callable[[], AdminRequests],
+        since_ms: int,
+        calls: Calls,
+        not_running: Callable[[], MinibrokerError],
+    ) -> None:
+        """`requests` raises Closed or WrongEventLoop if the client cannot be used. `calls` are those of the client, and
+        `not_running` returns why they have ended."""
+        self._requests = requests
+        self._calls = calls
+        self._not_running = not_running
         self._since_ms = since_ms
         self._read_up_to: dict[int, int] = {}
         self._failed: dict[int, tuple[float, MinibrokerError]] = {}
@@ -81,11 +92,13 @@ class TimelineReader:
         self._replicas: set[int] | None = None
         """The brokers that had replicas at the first `read`."""
 
+    @ends_with_its_client
     async def read(self) -> TimelineRead:
         """Return the entries that are new since the last call, of the brokers that answer. Raises NetworkError if none
-        does."""
-        clock = self._runtime.clock
-        response = await self._metadata(None if self._replicas is None else [])
+        does, Closed if the client is not running."""
+        requests = self._requests()
+        clock = requests.runtime.clock
+        response = await requests.metadata(None if self._replicas is None else [])
         if self._replicas is None:
             self._replicas = {b for t in response.topics for p in t.partitions for b in p.replica_nodes}
         alive = {broker.node_id: Address(broker.host, broker.port) for broker in response.brokers}
@@ -97,7 +110,7 @@ class TimelineReader:
         errors |= {broker_id: error for broker_id, (_, error) in self._failed.items()}
         asked = [broker_id for broker_id in sorted(alive) if broker_id not in self._failed]
         answers = await asyncio.gather(
-            *(self._within(self._entries_of(broker_id, alive[broker_id])) for broker_id in asked)
+            *(self._within(self._entries_of(requests.runtime, broker_id, alive[broker_id])) for broker_id in asked)
         )
         found: dict[int, Sequence[Entry]] = {}
         for broker_id, answer in zip(asked, answers, strict=True):
@@ -117,10 +130,10 @@ class TimelineReader:
         except (NetworkError, BrokerError, InvalidMessage) as error:
             return error
 
-    async def _entries_of(self, broker_id: int, address: Address) -> list[Entry]:
+    async def _entries_of(self, runtime: ClientRuntime, broker_id: int, address: Address) -> list[Entry]:
         entries: list[Entry] = []
         while True:
-            connection = await self._runtime.connections.open(address, Purpose.REQUESTS)
+            connection = await runtime.connections.open(address, Purpose.REQUESTS)
             up_to = entries[-1]["number"] if entries else self._read_up_to.get(broker_id, 0)
             response = await connection.request(
                 DESCRIBE_TIMELINE, m.DescribeTimelineRequest(up_to, self._since_ms), timeout_s=ANSWER_WITHIN_S

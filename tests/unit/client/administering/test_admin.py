@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import inspect
 import pickle
 from collections.abc import Callable, Coroutine
 from typing import Any
@@ -12,7 +13,7 @@ from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.administering.reassignment import Alteration, Listing
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.errors import Closed, InvalidSetting, PartitionErrors, TopicErrors
-from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS, DESCRIBE_CONFIGS
+from minibroker.protocol.apis import CREATE_TOPICS, DELETE_RECORDS, DELETE_TOPICS, DESCRIBE_CONFIGS, METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
@@ -36,6 +37,9 @@ def run(scenario: Callable[[ScriptedCluster, Admin], Coroutine[Any, Any, None]],
                 await scenario(cluster, admin)
 
     asyncio.run(main())
+
+
+LIFECYCLE = ("start", "close")
 
 
 @run_by(run)
@@ -178,6 +182,42 @@ async def test_an_admin_that_is_closed_says_so(cluster: ScriptedCluster, admin: 
         await admin.list_topics()
     with pytest.raises(Closed):
         await admin.start()
+
+
+@run_by(run, default_api_timeout_ms=300)
+async def test_every_call_of_a_client_that_does_not_run_raises_closed(
+    cluster: ScriptedCluster, admin: Admin, /
+) -> None:
+    reader = admin.timeline_reader()
+    await admin.close()
+    for client in (admin, Admin(cluster.bootstrap)):
+        calls = [client.timeline_reader().read, *_calls_without_arguments(client)]
+        assert client.timeline in calls
+        for call in calls:
+            with pytest.raises(Closed):
+                await call()
+    with pytest.raises(Closed):
+        await reader.read()
+
+
+def _calls_without_arguments(client: Admin) -> list[Callable[[], Coroutine[Any, Any, object]]]:
+    methods = [getattr(client, name) for name in dir(client) if not name.startswith("_") and name not in LIFECYCLE]
+    return [
+        method
+        for method in methods
+        if inspect.iscoroutinefunction(inspect.unwrap(method))
+        and all(p.default is not p.empty for p in inspect.signature(method).parameters.values())
+    ]
+
+
+@run_by(run)
+async def test_a_read_of_timelines_ends_with_its_client(cluster: ScriptedCluster, admin: Admin, /) -> None:
+    cluster.rules.append(lambda received: DROP if received.api is METADATA else None)
+    reading = asyncio.ensure_future(admin.timeline_reader().read())
+    await asyncio.sleep(0)
+    await admin.close()
+    with pytest.raises(Closed):
+        await reading
 
 
 @run_by(run)
