@@ -1,1 +1,1 @@
-"""Producer ids, and later the transaction coordinator."""
+"""Producer ids."""
