@@ -14,8 +14,8 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults cut-connections full-disk isolation power-cuts \
-	spark-faults hostile kafka-clients kafka-peers simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
+.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections full-disk isolation power-cuts \
+	spark-faults spark-write-faults hostile kafka-clients kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -87,6 +87,13 @@ cut-connections: setup
 group-faults: setup
 	$(BIN)/python -m tests.faults.group_rounds --rounds $(ROUNDS)
 
+# Kills brokers, coordinators and programs, and wakes zombies, under read-process-write by our client and by
+# confluent-kafka (EXACTLY_ONCE_CLIENTS=java: Kafka's, which needs Maven); every input must have its result once.
+TRANSACTIONS := 20000
+EXACTLY_ONCE_CLIENTS := minibroker,confluent-kafka
+exactly-once: setup
+	$(BIN)/python -m tests.faults.exactly_once --transactions $(TRANSACTIONS) --clients $(EXACTLY_ONCE_CLIENTS)
+
 # Fills the 8 MB disk of a cluster. Needs root, to mount the disk.
 full-disk: setup
 	$(BIN)/pytest tests/faults/test_full_disk.py
@@ -108,12 +115,22 @@ SPARK_OPTIONS :=
 spark-faults: setup
 	$(BIN)/python -m tests.faults.spark_rounds --rounds $(ROUNDS) $(SPARK_OPTIONS)
 
-# Bad input in bulk, and hundreds of slow connections, each against a broker of its own.
+# The same for a streaming query that writes to a topic with exactlyOnce; coordinators are killed as well.
+spark-write-faults: setup
+	$(BIN)/python -m tests.faults.spark_write_rounds --rounds $(ROUNDS) $(SPARK_OPTIONS)
+
+# What a stranger may send: bad input in bulk, hundreds of slow connections, and attacks on clusters with an innocent
+# producer beside them. ATTACKS=readers,slow-loris runs some of the attacks and nothing else; HOSTILE_OPTIONS=--brief.
 FRAMES := 200000
+ATTACKS :=
+HOSTILE_OPTIONS :=
 hostile: setup
-	$(BIN)/python -m tests.faults.hostile_frames --frames $(FRAMES)
-	$(BIN)/python -m tests.faults.hostile_kafka --frames $(FRAMES)
+ifeq ($(ATTACKS),)
+	$(BIN)/python -m tests.faults.hostile.frames --frames $(FRAMES)
+	$(BIN)/python -m tests.faults.hostile.kafka --frames $(FRAMES)
 	$(BIN)/python -m tests.faults.slow_connections
+endif
+	$(BIN)/python -m tests.faults.hostile $(if $(ATTACKS),--only $(ATTACKS)) $(HOSTILE_OPTIONS)
 
 # Other people's clients (kcat, librdkafka, Java's, franz-go, kafkajs, Kafka's console tools, Spark's connector), each built
 # from its own packages, at a cluster whose leader and coordinator are killed. CLIENTS=kcat,java-newest runs some of them;
@@ -128,6 +145,12 @@ kafka-clients: setup
 PEERS :=
 kafka-peers: setup
 	$(BIN)/python -m tests.kafka_clients.peers $(if $(PEERS),--only $(PEERS))
+
+# Every API with many sets of access control lists, here and at Apache Kafka. KAFKA_JARS is a directory with the jars of
+# kafka_2.13 3.9.1 and what they need.
+KAFKA_JARS :=
+acl-oracle: setup
+	$(BIN)/python -m tests.kafka_clients.acl_oracle --kafka-jars $(KAFKA_JARS)
 
 # The whole cluster in one process on virtual time, under a storm of faults for each seed. SEED=17 replays one of them;
 # MUTANT=name plants one of the bugs of tests/simulation/mutants.

@@ -5,7 +5,8 @@
 Prints one line `TIME ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it
 cleanly (exit code 0): it moves its leaders to other brokers first, and prints one line `TIME handed over: ...`. A
 second signal ends that wait. If it cannot start or fails, it prints one line `error: ...` on stderr (exit code 1). The
-environment variable MINIBROKER_LOG_LEVEL sets the log level.
+environment variable MINIBROKER_LOG_LEVEL sets the log level. `log_format` keeps logged text from looking like these
+lines.
 """
 
 import argparse
@@ -16,24 +17,31 @@ import os
 import resource
 import signal
 import sys
+import threading
 import time
 from collections.abc import Sequence
 
 import uvloop
 
+from minibroker.broker import log_format
 from minibroker.broker.broker import Broker
+from minibroker.broker.freed_memory import return_freed_memory
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.credentials import zookeeper_digest
 from minibroker.broker.settings.parsing import broker_config, read_properties
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.words import printable
 from minibroker.protocol.world.real import RealWorld
+
+logger = logging.getLogger("minibroker.broker")
 
 LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
 LOG_LEVELS = ("DEBUG", "INFO", "WARNING", "ERROR")
-_TIME = "%Y-%m-%dT%H:%M:%S"
-_SAID = logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", _TIME)
+_SAID = logging.Formatter("%(asctime)s.%(msecs)03d %(message)s", log_format.TIME_FORMAT)
+OWNER_ONLY = 0o077
+"""The mask by which only the broker's user can read the records and settings that it writes."""
 LARGE_BLOCK_BYTES = 16 * 1024 * 1024
 YOUNG_OBJECTS = 10_000
 """New objects between two collections of the youngest generation. Python's default is 700."""
@@ -72,6 +80,7 @@ async def _run(config: BrokerConfig, world: RealWorld) -> None:
         loop.add_signal_handler(number, signalled)
     started = asyncio.create_task(broker.start(), name="start")
     stop_asked = asyncio.create_task(stopping.wait(), name="signal")
+    returning = asyncio.create_task(return_freed_memory(), name="return of freed memory")
     try:
         await asyncio.wait([started, stop_asked], return_when=asyncio.FIRST_COMPLETED)
         if not started.done():
@@ -93,6 +102,8 @@ async def _run(config: BrokerConfig, world: RealWorld) -> None:
             served.result()
     finally:
         stop_asked.cancel()
+        returning.cancel()
+        await asyncio.gather(returning, return_exceptions=True)
 
 
 async def _hand_over(broker: Broker, served: "asyncio.Task[None]", hurry: asyncio.Event) -> None:
@@ -110,6 +121,23 @@ async def _hand_over(broker: Broker, served: "asyncio.Task[None]", hurry: asynci
 def _say(text: str) -> None:
     """Print the text with the time in the format of the log, at any log level."""
     print(_SAID.format(logging.makeLogRecord({"msg": text})), flush=True)
+
+
+def _say_error(text: str) -> None:
+    print(f"error: {printable(text)}", file=sys.stderr, flush=True)
+
+
+def _log_unraisable(unraisable: "sys.UnraisableHookArgs") -> None:
+    """Log it like everything else: Python would print the lines of the exception's text as they are."""
+    error = unraisable.exc_value
+    logger.error("exception ignored in %r", unraisable.object, exc_info=error if error is not None else False)
+
+
+def _log_of_thread(failed: threading.ExceptHookArgs) -> None:
+    """See `_log_unraisable`."""
+    name = "" if failed.thread is None else failed.thread.name
+    error = failed.exc_value
+    logger.error("thread %s has failed", name, exc_info=error if error is not None else False)
 
 
 def _keep_freed_memory() -> None:
@@ -172,33 +200,33 @@ def log_level_problem() -> str | None:
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
+    os.umask(OWNER_ONLY)
     _keep_freed_memory()
     _let_other_threads_in_soon()
     _allow_many_files()
     _bound_pauses_of_the_collector()
     problem = log_level_problem()
     if problem is not None:
-        print(f"error: {problem}", file=sys.stderr, flush=True)
+        _say_error(problem)
         return 1
-    logging.basicConfig(
-        level=_log_level(),
-        stream=sys.stderr,
-        format="%(asctime)s.%(msecs)03d %(levelname)s %(name)s: %(message)s",
-        datefmt=_TIME,
-    )
+    log_format.configure(_log_level(), sys.stderr)
+    sys.unraisablehook = _log_unraisable
+    threading.excepthook = _log_of_thread
     zookeeper = KazooZooKeeper()
     world, status = RealWorld(zookeeper), 0
     try:
         config = _parse(sys.argv[1:] if arguments is None else arguments)
         digest = zookeeper_digest(config, world.disk)
         if digest is not None:
-            zookeeper.authenticate(digest, sets_acl=config.zookeeper_set_acl)
+            zookeeper.authenticate(
+                digest, sets_acl=config.zookeeper_set_acl, sets_root_acl=config.zookeeper_set_root_acl
+            )
         uvloop.run(_run(config, world))
     except MinibrokerError as error:
-        print(f"error: {error}", file=sys.stderr, flush=True)
+        _say_error(str(error))
         status = 1
     if not world.close():
-        print("error: a disk hangs; not waiting for it", file=sys.stderr, flush=True)
+        _say_error("a disk hangs; not waiting for it")
         os._exit(status)  # the interpreter would wait for the threads
     return status
 

@@ -15,12 +15,16 @@ from typing import Any
 from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.internal_topics import internal_topics
 from minibroker.broker.cluster.metadata_cache import MetadataCache
+from minibroker.broker.cluster.peers import Peers
 from minibroker.broker.cluster.shutdown import ControlledShutdown, HandedOver
 from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
+from minibroker.broker.handlers.coordinated_transactions import extend_all
 from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.fetch import MOST_WAITING_BYTES
 from minibroker.broker.handlers.metadata import ELECTIONS
+from minibroker.broker.handlers.sasl import SaslServer
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metrics.listener import MetricsListener
 from minibroker.broker.metrics.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
@@ -28,20 +32,30 @@ from minibroker.broker.metrics.timeline_file import TimelineFile, read_last
 from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
+from minibroker.broker.quotas.entities import Quotas, connection_rates
+from minibroker.broker.quotas.mutations import ControllerMutationQuotaManager
+from minibroker.broker.quotas.stored import QuotaReader
+from minibroker.broker.quotas.throttling import ClientQuotaManager
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.transcoding import Transcoder
 from minibroker.broker.replication.upkeep.healing import tell_of_lost_replicas
+from minibroker.broker.scheduling.budget import FairBudget
 from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.scheduling.slices import SlicedCalls
 from minibroker.broker.scheduling.supervisor import Supervisor
+from minibroker.broker.security.acl_store import AclStore
+from minibroker.broker.security.authorizer import AclAuthorizer
 from minibroker.broker.settings.broker_config import BrokerConfig
+from minibroker.broker.settings.certificates import Certificates
 from minibroker.broker.settings.credentials import broker_secret
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
-from minibroker.broker.settings.parsing import topic_config_problem
+from minibroker.broker.settings.parsing import METRICS, topic_config_problem
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
+from minibroker.broker.transactions.coordination import TransactionCoordination
 from minibroker.broker.transactions.producer_ids import ProducerIds
+from minibroker.broker.transactions.verification import TransactionVerifier
 from minibroker.controller.controller import Controller, ControllerSettings
 from minibroker.controller.governing.crash_detection import CrashDetector
 from minibroker.controller.governing.crash_watch import CrashWatch
@@ -52,9 +66,11 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH
+from minibroker.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH, OFFSETS_TOPIC
 from minibroker.protocol.world import (
     ConnectionLoss,
+    Network,
     SessionExpired,
     SessionState,
     World,
@@ -93,12 +109,24 @@ class Broker:
             ),
             checkpoint_interval_ms=config.log_flush_offset_checkpoint_interval_ms,
         )
-        self._server = SocketServer(world, _network_settings(config), self._dispatch)
-        self._metrics_listener = MetricsListener(world.network, self._render_metrics)
+        self._certificates = Certificates(config, world)
+        self._sasl = SaslServer(config, world)
+        self._server = SocketServer(
+            world,
+            _network_settings(config),
+            self._dispatch,
+            self._certificates,
+            brokers_have_proofs=config.broker_secret_file is not None or config.broker_secret is not None,
+            new_gate=self._sasl.new_gate,
+        )
+        self._sasl.metrics = self._server.metrics
+        self._metrics_listener = MetricsListener(self._certificates.network(METRICS), self._render_metrics)
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
         self._groups: GroupCoordination | None = None
+        self._transactions: TransactionCoordination | None = None
+        self._peers: Peers | None = None
         self._registration: Registration | None = None
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
@@ -107,11 +135,19 @@ class Broker:
         self._timeline_home: LogManager | None = None
         self._registered_again = asyncio.Event()
         self._configs = DynamicConfigManager(config, world.clock, self._session)
+        self._quotas = QuotaReader(self._quotas_changed)
+        self._client_quotas = ClientQuotaManager(
+            config.quota_window_num, config.quota_window_size_seconds, world.clock.monotonic
+        )
+        self._mutation_quotas = ControllerMutationQuotaManager(
+            config.controller_quota_window_num, config.controller_quota_window_size_seconds, world.clock.monotonic
+        )
 
     @property
     def port(self) -> int:
-        """The port of the clients' listener."""
-        return self.ports[DEFAULT_LISTENER]
+        """The port of the clients' listener: PLAINTEXT, or the first."""
+        clients = [name for name in self.ports if name != self.config.control_plane_listener_name]
+        return self.ports[DEFAULT_LISTENER if DEFAULT_LISTENER in self.ports else clients[0]]
 
     @property
     def metrics_port(self) -> int | None:
@@ -146,7 +182,11 @@ class Broker:
                 "neither broker.secret.file nor broker.secret is set: anyone who can connect to this broker can send "
                 "it a controller's orders and delete its data. Set one of them, the same on all brokers"
             )
-        connections = BrokerConnections(world, config.broker_id, secret)
+        else:
+            self._sasl.share_decoys(secret)
+        connections = BrokerConnections(world, config.broker_id, secret, self._network_of)
+        if self._certificates.has_files:
+            self._supervisor.start(self._certificates.watch(), "certificates")
         control = config.control_plane_listener_name
         self.ports = await self._server.bind(
             [
@@ -194,15 +234,45 @@ class Broker:
             self._configs.read_broker_configs,
         )
         self._replicas.start()
-        self._groups = GroupCoordination(world, config, self._metadata, self._replicas, self._supervisor.start)
+        self._peers = Peers(config.broker_id, self._metadata, connections, "transaction-verification")
+        verifier = TransactionVerifier(
+            config.broker_id,
+            self._metadata,
+            self._peers,
+            self._extend_transactions,
+            lambda: self._configs.config.transaction_partition_verification_enable,
+        )
+        self._groups = GroupCoordination(
+            world, config, self._metadata, self._replicas, self._supervisor.start, verifier.verify
+        )
         self._groups.start()
+        producer_ids = ProducerIds(config.broker_id, self._session)
+        self._transactions = TransactionCoordination(
+            world,
+            config,
+            self._metadata,
+            self._replicas,
+            connections,
+            producer_ids,
+            self._session,
+            self._supervisor.start,
+        )
+        self._transactions.start()
         self._start_controller(registration, connections)
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
         self._configs.connect(
-            self._broker_config_changed, self._topic_config_changed, self._replicas.settings.topics.names
+            self._broker_config_changed,
+            self._topic_config_changed,
+            self._replicas.settings.topics.names,
+            self._read_users,
         )
+        for keys in self._sasl.keys:
+            self._supervisor.start(keys.follow(), f"keys at {keys.url}")
+        if self._sasl.uses_scram:
+            await self._sasl.scram.load(registration.usable_session)
         self._supervisor.start(self._configs.run(), "dynamic configuration")
+        acls = await self._load_acls(registration, secret)
         forwarding = ForwardingManager(config.broker_id, self._metadata, connections)
         transcoder = Transcoder(self._replicas, world.new_executor("transcoding"))
         self._replicas.listeners.add(transcoder)
@@ -210,17 +280,26 @@ class Broker:
         self._services = Services(
             metadata=self._metadata,
             replicas=self._replicas,
-            producer_ids=ProducerIds(config.broker_id, self._session),
+            producer_ids=producer_ids,
             administration=self._controller,
             forwarding=forwarding,
             groups=self._groups,
+            transactions=self._transactions,
+            verifier=verifier,
             auto_topic_creation=AutoTopicCreation(config, self._controller, forwarding, self._supervisor.start),
             transcoder=transcoder,
+            in_turn=lambda call: self._server.unsent.in_turn(call),
+            large_answers=lambda: self._server.large,
+            waiting_fetches=FairBudget(MOST_WAITING_BYTES),
             topic_purgatory=self._topic_purgatory,
             metadata_answers=SlicedCalls(self._supervisor.start, "answers to Metadata"),
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(config.broker_id, secret, world.random, world.clock.monotonic),
+            sasl=self._sasl,
+            acls=acls,
             configs=self._configs,
+            client_quotas=self._client_quotas,
+            mutation_quotas=self._mutation_quotas,
             sessions=self._session,
             registered_epoch=self._registered_epoch,
             background=self._supervisor.start,
@@ -239,10 +318,33 @@ class Broker:
         self._handle = dispatcher(self._services)
         self._server.start()
         if metrics_address is not None:
-            self._start_metrics(self._replicas, self._groups, self._controller, transcoder)
+            self._start_metrics(
+                self._replicas, self._groups, self._transactions, verifier, self._controller, transcoder
+            )
         registration.on_failure(self._supervisor.fail)
         await registration.start(self._configs.config.advertised_endpoints(self.ports))
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
+
+    async def _load_acls(self, registration: Registration, secret: bytes | None) -> AclAuthorizer | None:
+        """Read the access control lists and keep them up to date, if there is to be an authorizer."""
+        config = self.config
+        if not config.authorizer_class_name:
+            return None
+        if secret is None and not config.super_users:
+            logger.warning(
+                "there is an authorizer, but neither broker.secret.file nor super.users is set: brokers can work "
+                "together only if ACLs allow their principal ClusterAction on the cluster"
+            )
+        store = AclStore(self._world.clock, self._session, allows_if_no_pattern=config.allow_everyone_if_no_acl_found)
+        await store.load(registration.usable_session)
+        self._supervisor.start(store.run(), "access control lists")
+        return AclAuthorizer(
+            store,
+            config.super_user_names(),
+            self._metadata,
+            self._world.clock.monotonic,
+            auto_creates_topics=config.auto_create_topics_enable,
+        )
 
     async def _connect_to_zookeeper(self, registration: Registration) -> None:
         try:
@@ -255,7 +357,12 @@ class Broker:
     def _start_controller(self, registration: Registration, connections: BrokerConnections) -> None:
         config, world = self._configs.config, self._world
         detector = self._detector = CrashDetector(
-            world.network, world.clock, config.broker_crash_detection_ms, self._in_touch
+            world.network,
+            world.clock,
+            config.broker_crash_detection_ms,
+            self._in_touch,
+            lambda endpoint: self._certificates.secured(endpoint.listener),
+            connections.silent_proof,
         )
         watch = CrashWatch(
             config.broker_id,
@@ -271,12 +378,13 @@ class Broker:
                 default_replication_factor=config.default_replication_factor,
                 unclean_leader_election=config.unclean_leader_election_enable,
                 min_insync_replicas=config.min_insync_replicas,
+                max_broker_partitions=config.max_broker_partitions,
                 durability=config.log_durability,
                 deletes_topics=config.delete_topic_enable,
                 auto_leader_rebalance=config.auto_leader_rebalance_enable,
                 leader_imbalance_per_broker_percentage=config.leader_imbalance_per_broker_percentage,
                 leader_imbalance_check_interval_s=config.leader_imbalance_check_interval_seconds,
-                internal_topics=tuple(internal_topics(config).values()),
+                internal_topics=(internal_topics(config)[OFFSETS_TOPIC],),
             ),
             config.broker_id,
             connections=connections,
@@ -308,12 +416,28 @@ class Broker:
         registration.on_session(self._registered)
 
     def _start_metrics(
-        self, replicas: ReplicaManager, groups: GroupCoordination, controller: Controller, transcoder: Transcoder
+        self,
+        replicas: ReplicaManager,
+        groups: GroupCoordination,
+        transactions: TransactionCoordination,
+        verifier: TransactionVerifier,
+        controller: Controller,
+        transcoder: Transcoder,
     ) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
         purgatories = [*replicas.waits.purgatories, *groups.members.purgatories(), self._topic_purgatory]
         self._metrics = BrokerMetrics(
-            self._server, replicas, groups, self._logs, purgatories, controller, loop_lag, transcoder
+            self._server,
+            replicas,
+            groups,
+            transactions,
+            verifier,
+            self._logs,
+            purgatories,
+            controller,
+            loop_lag,
+            transcoder,
+            self._client_quotas,
         )
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 
@@ -368,6 +492,10 @@ class Broker:
         await self._supervisor.close()
         if self._groups is not None:
             self._groups.close()
+        if self._transactions is not None:
+            self._transactions.close()
+        if self._peers is not None:
+            self._peers.close()
         if self._replicas is not None:
             await self._replicas.close()
         self._topic_purgatory.close()
@@ -391,6 +519,32 @@ class Broker:
         self._controller.topic_config_changed(topic)
         if topic in self._replicas.settings.topics:
             await self._replicas.settings.topic_config_changed(topic, session)
+
+    async def _read_users(self, path: str | None, session: ZooKeeperSession) -> None:
+        """Read the quotas and credentials of the user or client at this path, or for None of all."""
+        await self._quotas.read(path, session)
+        if self._sasl.uses_scram:
+            await self._sasl.scram.read(path, session)
+
+    def _quotas_changed(self, quotas: Quotas) -> None:
+        self._client_quotas.apply(quotas)
+        self._mutation_quotas.apply(quotas)
+        self._server.set_connection_rates(connection_rates(quotas))
+        has_clients = any(entity.ip is None for entity in quotas)
+        self._server.set_on_answer(self._client_quotas.on_answer if has_clients else None)
+
+    async def _extend_transactions(self, body: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+        """Answer as the coordinator of these transactions. Raises BrokerError while this broker starts."""
+        if self._services is None:
+            raise BrokerError(ErrorCode.COORDINATOR_NOT_AVAILABLE, "the broker starts")
+        return await extend_all(self._services, body)
+
+    def _network_of(self, peer_id: int, host: str, port: int, listener: str | None) -> Network:
+        """Return the network for a connection to this listener of a broker. None: it is not known yet; then it is the
+        broker's listener with this address, or else the one for other brokers."""
+        if listener is None:
+            listener = self._metadata.listener_at(peer_id, host, port)
+        return self._certificates.network(listener)
 
     async def _dispatch(self, request: Request) -> Continuation | None:
         return await self._handle(request)
@@ -519,5 +673,6 @@ def _network_settings(config: BrokerConfig) -> NetworkSettings:
         max_connections=config.max_connections,
         max_connections_per_ip=config.max_connections_per_ip,
         max_connection_creation_rate=config.max_connection_creation_rate,
+        protected_listener=config.inter_broker_listener if len(config.security_protocols()) > 2 else None,
         connections_max_idle_ms=config.connections_max_idle_ms,
     )

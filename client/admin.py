@@ -3,37 +3,52 @@
 from __future__ import annotations
 
 from collections.abc import Collection, Coroutine, Iterable, Mapping, Sequence
-from typing import Literal, TypeVar
+from typing import Literal, TypeVar, Unpack
 
+from minibroker.client.administering import acls as acls_
+from minibroker.client.administering import client_quotas, deletion, elections, group_offsets, log_dirs, reassignment
 from minibroker.client.administering import configs as configs_
-from minibroker.client.administering import deletion, elections, group_offsets, log_dirs, reassignment
 from minibroker.client.administering import groups as groups_
+from minibroker.client.administering import scram as scram_
 from minibroker.client.administering import topics as topics_
+from minibroker.client.administering import transactions as transactions_
+from minibroker.client.administering.client_quotas import QuotaEntity
 from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigResource
 from minibroker.client.administering.groups import GroupDescription, GroupListing
 from minibroker.client.administering.log_dirs import LogDirDescription
 from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.administering.requests import AdminRequests, ClusterDescription
+from minibroker.client.administering.scram import (
+    ScramCredentialInfo,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
+)
 from minibroker.client.administering.timeline import TimelineRead, TimelineReader
 from minibroker.client.administering.topics import NewTopic, TopicDescription
+from minibroker.client.administering.transactions import ProducerState, TransactionDescription, TransactionListing
 from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.security import Security
 from minibroker.client.settings import (
+    IsolationLevel,
     check_boolean,
     check_by_partition,
     check_choice,
     check_integer,
+    check_isolation_level,
     check_ms,
     knows_other_names,
 )
 from minibroker.protocol import messages as m
+from minibroker.protocol.acls import AclBinding, AclFilter
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
 
 T = TypeVar("T")
+_ALL_ACLS = AclFilter()
 
 OffsetSpec = Literal["earliest", "latest", "max_timestamp"] | int
 _SPECS = {"earliest": m.EARLIEST_TIMESTAMP, "latest": m.LATEST_TIMESTAMP, "max_timestamp": m.MAX_TIMESTAMP}
@@ -65,6 +80,7 @@ class Admin(Client):
         retry_backoff_ms: float = 100,
         metadata_max_age_ms: float = 300_000,
         world: World | None = None,
+        **security: Unpack[Security],
     ) -> None:
         timeout_s = check_ms("default_api_timeout_ms", default_api_timeout_ms, lowest=1)
         super().__init__(
@@ -74,6 +90,7 @@ class Admin(Client):
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
+            security=security,
         )
         self._admin_requests = AdminRequests(self._runtime, timeout_s)
 
@@ -179,6 +196,30 @@ class Admin(Client):
         """
         return await log_dirs.describe(self._requests, broker_ids)
 
+    # -- access control lists --
+
+    @ends_with_its_client
+    async def create_acls(self, bindings: Iterable[AclBinding]) -> None:
+        """Create access control lists; those that exist already succeed. They hold at once on the broker that answers,
+        and on the others within moments.
+
+        Raises AclErrors naming those that were not created; BrokerError (SECURITY_DISABLED: the brokers have no
+        authorizer; CLUSTER_AUTHORIZATION_FAILED: this principal may not Alter the cluster), NetworkError.
+        """
+        await acls_.create(self._requests, bindings)
+
+    @ends_with_its_client
+    async def describe_acls(self, wanted: AclFilter = _ALL_ACLS) -> list[AclBinding]:
+        """Return the access control lists that match, as the broker that answers knows them. Raises BrokerError
+        (SECURITY_DISABLED, CLUSTER_AUTHORIZATION_FAILED), NetworkError."""
+        return await acls_.describe(self._requests, wanted)
+
+    @ends_with_its_client
+    async def delete_acls(self, filters: Iterable[AclFilter]) -> list[AclBinding]:
+        """Delete all access control lists that match one of the filters, and return them. If the connection breaks
+        during the call, those that an earlier attempt has deleted are not returned. Raises as `create_acls`."""
+        return await acls_.delete(self._requests, list(filters))
+
     async def timeline(self, since_ms: int = 0) -> TimelineRead:
         """Return what the controllers of this cluster did since that time, by the brokers' clocks. Each broker
         remembers the last 2,000 entries of its own controller.
@@ -190,6 +231,30 @@ class Admin(Client):
         """Return a reader whose first `read` returns the same as `timeline`, and each later one what is new."""
         check_integer("since_ms", since_ms, 0, 1 << 62)
         return TimelineReader(lambda: self._requests, since_ms, self._calls, self._not_running)
+
+    # -- users --
+
+    @ends_with_its_client
+    async def describe_user_scram_credentials(
+        self, users: Iterable[str] | None = None
+    ) -> dict[str, tuple[ScramCredentialInfo, ...]]:
+        """Return for which mechanisms these users, or all, have a password, by name (KIP-554).
+
+        Raises UserErrors for users without one (RESOURCE_NOT_FOUND): `results` has the others. Raises BrokerError
+        (CLUSTER_AUTHORIZATION_FAILED: this principal may not Describe the cluster), NetworkError."""
+        return await scram_.describe(self._requests, users)
+
+    @ends_with_its_client
+    async def alter_user_scram_credentials(
+        self, changes: Iterable[UserScramCredentialUpsertion | UserScramCredentialDeletion]
+    ) -> None:
+        """Set and delete passwords for SCRAM (KIP-554). They are salted and hashed here, and never sent. The brokers
+        know of a change within moments. Connections of a user stay authenticated until their session ends.
+
+        Raises UserErrors with an error for each user that failed; the others are changed: BrokerError
+        (RESOURCE_NOT_FOUND, UNACCEPTABLE_CREDENTIAL, CLUSTER_AUTHORIZATION_FAILED: this principal may not Alter the
+        cluster), NetworkError."""
+        await scram_.alter(self._requests, changes)
 
     # -- settings --
 
@@ -231,6 +296,30 @@ class Admin(Client):
         check_boolean("validate_only", validate_only)
         await configs_.alter(self._requests, changes, validate_only=validate_only)
 
+    # -- quotas --
+
+    @ends_with_its_client
+    async def describe_client_quotas(
+        self, *, user: str | None = None, client_id: str | None = None, ip: str | None = None
+    ) -> dict[QuotaEntity, dict[str, float]]:
+        """Return the quotas of all users, clients and addresses, or those of a user, client id or IP address, by
+        Kafka's names (KIP-546). DEFAULT_ENTITY asks for the default. Raises BrokerError, NetworkError."""
+        return await client_quotas.describe(self._requests, user, client_id, ip)
+
+    @ends_with_its_client
+    async def alter_client_quotas(
+        self, changes: Mapping[QuotaEntity, Mapping[str, float | None]], *, validate_only: bool = False
+    ) -> None:
+        """Set quotas: "producer_byte_rate" and "consumer_byte_rate" in bytes per second, "request_percentage" of a
+        handler's time, each for one broker; "controller_mutation_rate" in partitions per second, for the cluster; of an
+        address, "connection_creation_rate" in connections per second. None removes a quota. The brokers apply them
+        within moments. The changes of an entity are made together or not at all; repeating a call does no harm.
+
+        Raises QuotaErrors with an error for each entity that failed: BrokerError (INVALID_REQUEST), and NetworkError
+        or BrokerError if the whole call failed."""
+        check_boolean("validate_only", validate_only)
+        await client_quotas.alter(self._requests, changes, validate_only=validate_only)
+
     # -- records --
 
     @ends_with_its_client
@@ -252,12 +341,14 @@ class Admin(Client):
 
     @ends_with_its_client
     async def list_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetSpec]
+        self, offsets: Mapping[TopicPartition, OffsetSpec], *, isolation_level: IsolationLevel = "read_uncommitted"
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return an offset of each partition: "earliest", the first in the log; "latest", the high watermark;
         "max_timestamp", the first record with the largest timestamp (KIP-734); or milliseconds since 1970, the first
-        record at or after that time. Only records below the high watermark count. None: there is no such record. Raises
+        record at or after that time. Only records below the high watermark count, or with "read_committed" those below
+        the last stable offset, where the oldest open transaction begins. None: there is no such record. Raises
         BrokerError, NetworkError."""
+        level = check_isolation_level(isolation_level)
         requests = self._requests
         asked = {}
         for partition, spec in check_by_partition("offsets", offsets, "'latest'").items():
@@ -266,7 +357,7 @@ class Admin(Client):
                 asked[partition] = _SPECS[spec]
             else:
                 asked[partition] = check_integer("offsets", spec, 0, 1 << 62)
-        return await list_offsets(self._runtime, asked, requests.timeout_s)
+        return await list_offsets(self._runtime, asked, requests.timeout_s, level)
 
     # -- groups --
 
@@ -328,6 +419,82 @@ class Admin(Client):
         (GROUP_ID_NOT_FOUND, NON_EMPTY_GROUP for a group whose members are no consumers), NetworkError.
         """
         await group_offsets.delete(self._requests, group, partitions)
+
+    # -- transactions --
+
+    @ends_with_its_client
+    async def list_transactions(
+        self,
+        *,
+        states: Iterable[str] | None = None,
+        producer_ids: Iterable[int] | None = None,
+        duration_ms: int | None = None,
+    ) -> list[TransactionListing]:
+        """Return all transactional ids, sorted, or those in these states, with these producer ids, or whose transaction
+        is open for more than `duration_ms`. Each live broker reports the ids that it coordinates.
+
+        Raises BrokersFailed if a broker does not answer in time: `results` has the ids of the other brokers, by broker,
+        `errors` the error of each that failed. Raises NetworkError if no broker answers at all.
+        """
+        return await transactions_.list_transactions(self._requests, states, producer_ids, duration_ms)
+
+    @ends_with_its_client
+    async def describe_transactions(self, transactional_ids: Iterable[str]) -> dict[str, TransactionDescription]:
+        """Return state, producer, coordinator and partitions of these transactional ids.
+
+        Raises TransactionalIdErrors with the descriptions that were found (`results`) and the error of each other id
+        (`errors`): BrokerError (TRANSACTIONAL_ID_NOT_FOUND; COORDINATOR_NOT_AVAILABLE while the id's partition of
+        __transaction_state has no leader, ...), NetworkError.
+        """
+        return await transactions_.describe_transactions(self._requests, transactional_ids)
+
+    @ends_with_its_client
+    async def describe_producers(
+        self, partitions: Iterable[TopicPartition]
+    ) -> dict[TopicPartition, tuple[ProducerState, ...]]:
+        """Return the producers that the leader of each partition remembers, by ascending producer id, with the first
+        offset of their open transactions (KIP-664).
+
+        Raises ProducerErrors with the producers of the other partitions (`results`) and the error of each partition
+        that failed (`errors`): BrokerError (UNKNOWN_TOPIC_OR_PARTITION, ...), NetworkError.
+        """
+        return await transactions_.describe_producers(self._requests, partitions)
+
+    @ends_with_its_client
+    async def fence_producers(self, transactional_ids: Iterable[str]) -> None:
+        """Abort the open transactions of these ids, and fence their producers: each request of a running producer with
+        such an id fails from now on. A producer that starts later is not affected. Repeating a call does no harm.
+
+        Raises TransactionalIdErrors with the error of each id that failed; the others are fenced: BrokerError
+        (TRANSACTIONAL_ID_NOT_FOUND, ...), NetworkError. The error says if the producer may yet be fenced.
+        """
+        await transactions_.fence_producers(self._requests, transactional_ids)
+
+    @ends_with_its_client
+    async def abort_transaction(
+        self,
+        partition: TopicPartition,
+        *,
+        producer_id: int,
+        producer_epoch: int,
+        coordinator_epoch: int,
+        start_offset: int,
+    ) -> None:
+        """Abort a hanging transaction in one partition: it is open in the log, but no coordinator knows it, so nothing
+        else ends it (KIP-664). The arguments are those of `describe_producers`: `coordinator_epoch` is 0 if it has
+        None, and `start_offset` is `current_txn_start_offset`. If the producer has another transaction open, or none,
+        nothing is done, so repeating a call does no harm.
+
+        **Not for a transaction that a coordinator knows**: if that one is committed, its records in this partition are
+        lost. `fence_producers` aborts it in all of its partitions. `minibroker transactions find-hanging` tells them
+        apart.
+
+        Raises BrokerError (INVALID_PRODUCER_EPOCH: the producer has a newer epoch; TRANSACTION_COORDINATOR_FENCED: a
+        newer coordinator has ended its transaction; UNKNOWN_TOPIC_OR_PARTITION; ...), NetworkError.
+        """
+        await transactions_.abort_transaction(
+            self._requests, partition, producer_id, producer_epoch, coordinator_epoch, start_offset
+        )
 
     # -- replicas and leaders --
 

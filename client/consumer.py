@@ -7,28 +7,31 @@ import re
 import sys
 from collections.abc import AsyncIterator, Callable, Coroutine, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.errors import ApiTimedOut, InvalidSetting
+from minibroker.client.fetching.fetch_settings import checked_fetch_settings
 from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.fetcher import UNKNOWN_TOPIC_PATIENCE_S, Fetcher
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
-from minibroker.client.fetching.reader import Reader
+from minibroker.client.fetching.reader import Batches, Reader
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.group.assignors import Strategy
-from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.group.commits import GroupMetadata, OffsetAndMetadata
 from minibroker.client.group.consumer_status import ConsumerStatus, describe
 from minibroker.client.group.group_settings import checked_group_settings
 from minibroker.client.group.listener import RebalanceListener, checked_listener
 from minibroker.client.group.session import GroupSession
 from minibroker.client.group.subscription import Selection, checked_subscription
 from minibroker.client.log import Logger
+from minibroker.client.security import Security
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import (
+    IsolationLevel,
     check_boolean,
     check_by_partition,
     check_choice,
@@ -56,7 +59,8 @@ class Consumer(Client):
     If an iteration is cancelled or left, the next one continues there, with the same iterator or with another.
 
     Guarantees: each record of a partition is returned once and in order, beginning at the first position. Nothing above
-    the high watermark is read. The checksum of each batch is verified.
+    the high watermark is read. The checksum of each batch is verified. Markers, which end transactions, are not
+    returned; the position steps over them.
 
     The consumer reads one of these: `topics`, or all topics whose whole name matches `pattern`, including partitions
     and topics that are added later; only the given `partitions`; or nothing until `subscribe` or `assign` is called.
@@ -79,6 +83,9 @@ class Consumer(Client):
       diverges from the records that it has read; with "none" it raises LogTruncated (KIP-320). Missed or lost records
       are logged as a WARNING with their offsets. A leader may have been deposed without knowing it, so the consumer
       first waits until another broker confirms that it leads.
+    - `isolation_level`: "read_uncommitted" also returns the records of open and aborted transactions. "read_committed"
+      skips aborted ones and ends at the last stable offset, where the oldest open transaction begins; so do
+      `end_offsets`, `lag`, `seek_to_end` and `offsets_for_times` then.
     - `enable_auto_commit`: commit processed records every `auto_commit_interval_ms`, before partitions are taken away,
       and in `close`. Off by default (on in Kafka).
     - `group_instance_id`: the name of a static member (KIP-345). A static member does not leave at `close`. If it is
@@ -121,6 +128,7 @@ class Consumer(Client):
         listener: RebalanceListener | None = None,
         partition_assignment_strategy: Strategy | list[Strategy] | tuple[Strategy, ...] = "cooperative-sticky",
         auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest",
+        isolation_level: IsolationLevel = "read_uncommitted",
         enable_auto_commit: bool = False,
         auto_commit_interval_ms: float = 5_000,
         session_timeout_ms: float = 45_000,
@@ -140,14 +148,19 @@ class Consumer(Client):
         retry_backoff_ms: float = 100,
         metadata_max_age_ms: float = 30_000,
         world: World | None = None,
+        **security: Unpack[Security],
     ) -> None:
         self._reads = Selection(topics, pattern, partitions)
         check_boolean("enable_auto_commit", enable_auto_commit)
         check_choice("auto_offset_reset", auto_offset_reset, ["earliest", "latest", "none"])
-        check_integer("fetch_min_bytes", fetch_min_bytes, 0, 1 << 30)
-        check_integer("fetch_max_bytes", fetch_max_bytes, 1, 128 * 1024 * 1024)
-        check_integer("max_partition_fetch_bytes", max_partition_fetch_bytes, 1, 128 * 1024 * 1024)
-        check_integer("fetch_max_buffer_bytes", fetch_max_buffer_bytes, 1, 1 << 40)
+        fetch_settings = checked_fetch_settings(
+            fetch_min_bytes,
+            fetch_max_wait_ms,
+            fetch_max_bytes,
+            max_partition_fetch_bytes,
+            fetch_max_buffer_bytes,
+            isolation_level,
+        )
         deserialize_key = choose_deserializer("key_deserializer", key_deserializer)
         deserialize_value = choose_deserializer("value_deserializer", value_deserializer)
         self._max_poll_records = check_integer("max_poll_records", max_poll_records, 1, 1 << 30)
@@ -180,19 +193,13 @@ class Consumer(Client):
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
+            security=security,
         )
         self._partitions = FetchedPartitions(
             self._runtime, auto_offset_reset=auto_offset_reset, max_partition_bytes=max_partition_fetch_bytes
         )
-        self._fetcher = Fetcher(
-            self._runtime,
-            self._partitions,
-            fetch_min_bytes=fetch_min_bytes,
-            fetch_max_wait_s=check_ms("fetch_max_wait_ms", fetch_max_wait_ms),
-            fetch_max_bytes=fetch_max_bytes,
-            max_partition_fetch_bytes=max_partition_fetch_bytes,
-            max_buffer_bytes=fetch_max_buffer_bytes,
-        )
+        self._fetcher = Fetcher(self._runtime, self._partitions, fetch_settings)
+        self._isolation_level = fetch_settings.isolation_level
         self._in_hand = InHand(self._runtime.clock, self._partitions, client_id)
         self._session: GroupSession | None = None
         if group is not None:
@@ -480,7 +487,7 @@ class Consumer(Client):
 
     def batches(self) -> AsyncIterator[ConsumerBatch]:
         """Iterate by batches, as they were produced. May be mixed with iterating by records. Raises as `__anext__`."""
-        return _Batches(self)
+        return Batches(self._whole_batch)
 
     async def poll(self, timeout_ms: float = 1_000, max_records: int | None = None) -> list[Record]:
         """Return the available records of all partitions, at most `max_records` (by default `max_poll_records`). Waits
@@ -622,6 +629,12 @@ class Consumer(Client):
         session = self._session_of_group()
         return await session.committed(check_partitions("partitions", partitions) or self.assignment())
 
+    def group_metadata(self) -> GroupMetadata:
+        """Return this consumer's place in its group, for `Transaction.send_offsets`. Call it after the records were
+        handed out whose offsets are sent. Raises BrokerError (ILLEGAL_GENERATION) if the consumer has lost their
+        partitions, Closed, and InvalidSetting without a group."""
+        return self._session_of_group().metadata()
+
     def _session_of_group(self) -> GroupSession:
         self._check_usable()
         if self._session is None:
@@ -647,14 +660,14 @@ class Consumer(Client):
 
     @ends_with_its_client
     async def end_offsets(self, partitions: Iterable[TopicPartition]) -> dict[TopicPartition, int]:
-        """Return the high watermark of each partition: the offset after the last readable record. Raises BrokerError,
-        NetworkError."""
+        """Return the offset after the last readable record of each partition: the high watermark, or for read_committed
+        the last stable offset. Raises BrokerError, NetworkError."""
         return await self._offsets(partitions, m.LATEST_TIMESTAMP)
 
     async def _offsets(self, partitions: Iterable[TopicPartition], timestamp: int) -> dict[TopicPartition, int]:
         self._check_running()
         asked = dict.fromkeys(check_partitions("partitions", partitions), timestamp)
-        found = await list_offsets(self._runtime, asked, self._api_timeout_s)
+        found = await list_offsets(self._runtime, asked, self._api_timeout_s, self._isolation_level)
         return {partition: 0 if result is None else result.offset for partition, result in found.items()}
 
     @ends_with_its_client
@@ -667,7 +680,7 @@ class Consumer(Client):
         asked = check_by_partition("timestamps_ms", timestamps_ms, 1_700_000_000_000)
         for timestamp_ms in asked.values():
             check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
-        return await list_offsets(self._runtime, asked, self._api_timeout_s)
+        return await list_offsets(self._runtime, asked, self._api_timeout_s, self._isolation_level)
 
     def _check_usable(self) -> None:
         """As `_check_running`, but the listener may call the consumer during `close`."""
@@ -682,16 +695,3 @@ class Consumer(Client):
                 "partition", partition, f"it is not assigned to this consumer; {self.status().summary}"
             )
         return state
-
-
-class _Batches:
-    """A class, because an async generator would end once an `anext` of it was cancelled."""
-
-    def __init__(self, consumer: Consumer) -> None:
-        self._consumer = consumer
-
-    def __aiter__(self) -> _Batches:
-        return self
-
-    async def __anext__(self) -> ConsumerBatch:
-        return await self._consumer._whole_batch()

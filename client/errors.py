@@ -11,8 +11,9 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
+from functools import partial
 from types import MappingProxyType
-from typing import Any, Generic, NamedTuple, Never, TypeVar
+from typing import Any, ClassVar, Generic, NamedTuple, Never, TypeVar
 
 from minibroker.client.shown import shown, shows_only
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -98,6 +99,23 @@ class ForkedClient(MinibrokerError, RuntimeError):
 class ClientCrashed(MinibrokerError, RuntimeError):
     """A background task of the client failed because of a bug. The client sends and fetches nothing more. The bug is
     the cause of this error."""
+
+
+class AuthenticationFailed(MinibrokerError, RuntimeError):
+    """A broker does not accept the client's credentials: the user, the password, the token or the mechanism. They are
+    not tried again: the client sends and fetches nothing more. `reason` is the broker's."""
+
+    def __init__(self, address: str, mechanism: str, reason: str) -> None:
+        self.reason = reason
+        self._arguments = address, mechanism, reason
+        super().__init__(f"the broker at {address} does not accept this client by {mechanism}: {reason}")
+
+    def __reduce__(self) -> tuple[type[AuthenticationFailed], tuple[str, str, str]]:
+        return type(self), self._arguments
+
+    def copy(self) -> AuthenticationFailed:
+        """Return an equal error for another caller, with a traceback of its own."""
+        return type(self)(*self._arguments)
 
 
 class BufferFull(MinibrokerError):
@@ -243,6 +261,90 @@ class CommitFailed(MinibrokerError):
 
     def __reduce__(self) -> tuple[type[CommitFailed], tuple[str, dict[TopicPartition, MinibrokerError]]]:
         return type(self), (self.group, self.errors)
+
+
+class TransactionError(MinibrokerError):
+    """An error of a transaction.
+
+    `is_fatal`: the producer cannot go on and must be closed. Otherwise its next transaction may begin.
+    """
+
+    is_fatal: ClassVar[bool] = False
+
+
+class InvalidTransactionState(TransactionError, RuntimeError):
+    """A call does not fit the state of the producer's transaction: a record outside of a transaction, or a second
+    transaction while one is open. Nothing was done."""
+
+
+class TransactionAborted(TransactionError):
+    """A transaction was aborted: none of its records and offsets is visible to read_committed consumers. It may be
+    repeated in a new transaction. `reason` is the error that aborted it, if there was one, and also its cause. It is
+    usually a MinibrokerError; a TypeError or ValueError if a call had an illegal argument."""
+
+    def __init__(self, transactional_id: str, what: str, reason: Exception | None = None) -> None:
+        self.transactional_id = transactional_id
+        self.reason = reason
+        self._what = what
+        super().__init__(
+            f"a transaction of {transactional_id!r} was aborted: {what.rstrip('.')}. "
+            "Nothing of it is visible to read_committed consumers, so it may be repeated"
+        )
+        self.__cause__ = reason
+
+    def __reduce__(self) -> tuple[type[TransactionAborted], tuple[str, str, Exception | None]]:
+        return type(self), (self.transactional_id, self._what, self.reason)
+
+
+class CommitOutcomeUnknown(TransactionError):
+    """The coordinator did not answer in time whether a transaction is committed. Do not repeat its work before its
+    outcome is known.
+
+    `await transaction.was_committed()` asks the coordinator again and returns the outcome. The next transaction of the
+    producer also asks, before it begins; after that `was_committed` returns at once. Asking is safe at any time: the
+    coordinator commits a transaction once, and answers a repeated request as the first one.
+    """
+
+    def __init__(self, transactional_id: str, waited_s: float, reason: str) -> None:
+        self.transactional_id = transactional_id
+        self._waited_s = waited_s
+        self._reason = reason
+        super().__init__(
+            f"whether a transaction of {transactional_id!r} is committed is not known after {waited_s:g} s: {reason}. "
+            "Call was_committed() of the transaction before you repeat its work"
+        )
+
+    def __reduce__(self) -> tuple[type[CommitOutcomeUnknown], tuple[str, float, str]]:
+        return type(self), (self.transactional_id, self._waited_s, self._reason)
+
+
+class ProducerFenced(TransactionError):
+    """A producer may not go on with its transactional id: every later call raises this. `code` is the broker's error.
+
+    Usually a producer that started later uses the same id, and has aborted what was open. `minibroker transactions
+    abort` and `Admin.fence_producers` also fence the producer. If `is_commit_unknown`, a commit was under way whose
+    outcome this producer cannot learn any more: the committed offsets of the group, or the records, show it.
+    """
+
+    is_fatal = True
+
+    def __init__(self, transactional_id: str, code: ErrorCode, *, is_commit_unknown: bool = False) -> None:
+        self.transactional_id = transactional_id
+        self.code = code
+        self.is_commit_unknown = is_commit_unknown
+        why = (
+            "this client may not use the id"
+            if code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
+            else "another producer has started with the id since, or an operator has aborted its transaction "
+            "(`minibroker transactions abort`)"
+        )
+        text = f"the producer with transactional id {transactional_id!r} is fenced ({code.name}): {why}. Close it. "
+        if is_commit_unknown:
+            text += "Its last transaction may be committed or aborted: look for its offsets or records. "
+        super().__init__(text + "Give each running producer an id of its own, and start a new producer to go on")
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        return partial(type(self), is_commit_unknown=self.is_commit_unknown), (self.transactional_id, self.code)
 
 
 class MaxPollIntervalExceeded(MinibrokerError):

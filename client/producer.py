@@ -12,25 +12,27 @@ from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
 from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting, records_were
 from minibroker.client.log import Logger
 from minibroker.client.producing.accumulator import Accumulator
+from minibroker.client.producing.arguments import (
+    Headers,
+    check_partition,
+    check_partitioner,
+    check_timestamp_ms,
+    checked_headers,
+    column_of,
+)
 from minibroker.client.producing.batch import RECORD_OVERHEAD
 from minibroker.client.producing.columns import (
-    MAX_TIMESTAMP_MS,
     ArrowArray,
-    Column,
     Columns,
     as_bytes,
-    checked_column,
-    checked_list,
     checked_timestamps,
-    from_arrow,
-    is_arrow,
 )
 from minibroker.client.producing.delivery import (
     BatchDelivery,
@@ -39,19 +41,21 @@ from minibroker.client.producing.delivery import (
     check_on_delivery,
     tell_on_delivery,
 )
-from minibroker.client.producing.partitioners import Partitioner, RecordPartitioner, WithoutKey, crc32, murmur2
+from minibroker.client.producing.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.producing.sender import Sender
-from minibroker.client.serializers import Serializer, SerializerChoice, choose_serializer, serialize
+from minibroker.client.security import Security
+from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
 from minibroker.client.settings import (
+    NamesOfKafkasProducer,
     check_boolean,
     check_choice,
     check_integer,
     check_ms,
-    check_text,
     knows_other_names,
 )
-from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse, Turns
+from minibroker.client.transactions.transaction import Transaction
+from minibroker.client.transactions.transactions import Transactions, check_transactional_id
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.words import counted
@@ -65,13 +69,14 @@ CANCELLED_FLUSH_S = 2.0
 PAUSE_EVERY_MS = 2
 """`drain` lets the event loop run this often, so that a loop around `send` does not hold up its own sending."""
 
+TRANSACTION_TIMEOUT_MS = 60_000
+
 DEFAULT_PARTITIONER = Partitioner()
 
 _ACKS: dict[object, int] = {"all": -1, -1: -1, 0: 0, 1: 1}
-_Headers = Sequence[tuple[str, bytes | None]]
 
 
-class Producer(Client):
+class Producer(NamesOfKafkasProducer, Client):
     """Sends records. Use it as `async with Producer("host:9092") as producer`, or call `start` and `close`.
 
     Guarantees: with the default `acks="all"` a record whose Delivery returned is in the log of every in-sync replica,
@@ -100,6 +105,11 @@ class Producer(Client):
       and partitioner functions are no longer offered its partitions (KIP-794). 0: they always are, as in Kafka.
     - `key_serializer`, `value_serializer`: "bytes", "str", "json", "msgpack", or a function
       (`minibroker.client.serializers`).
+    - `transactional_id`: the producer sends records only within `async with producer.transaction()`. `start` fences
+      every earlier producer with the same id and aborts its transaction. Each running producer needs an id of its own
+      that stays the same when it is started again. Needs acks="all" and idempotence.
+    - `transaction_timeout_ms`: the coordinator aborts a transaction that is open for longer. The producer also waits
+      for its coordinator this long, or for `max_block_ms` if that is more.
 
     If the body of `async with` is cancelled or interrupted, the producer continues to send for at most 2 s. The
     remaining records fail with Closed, and a ResourceWarning and the log report their number. The same applies to a
@@ -136,7 +146,10 @@ class Producer(Client):
         partitioner_availability_timeout_ms: float = 0,
         key_serializer: SerializerChoice = "bytes",
         value_serializer: SerializerChoice = "bytes",
+        transactional_id: str | None = None,
+        transaction_timeout_ms: float = TRANSACTION_TIMEOUT_MS,
         world: World | None = None,
+        **security: Unpack[Security],
     ) -> None:
         if isinstance(acks, bool) or acks not in _ACKS:
             raise InvalidSetting("acks", acks, 'use "all", 1 or 0')
@@ -148,13 +161,19 @@ class Producer(Client):
             raise InvalidSetting(
                 "enable_idempotence", enable_idempotence, f'it needs acks="all", not {acks!r}: drop one of the two'
             )
+        transaction_timeout_s = check_ms("transaction_timeout_ms", transaction_timeout_ms, lowest=1)
+        if transactional_id is not None:
+            check_transactional_id(transactional_id, acks, is_idempotent)
+        elif transaction_timeout_ms != TRANSACTION_TIMEOUT_MS:
+            rule = 'it needs a transactional_id, as in transactional_id="shop-1"; without one there is no transaction'
+            raise InvalidSetting("transaction_timeout_ms", transaction_timeout_ms, rule)
         most_in_flight = 5 if is_idempotent else 1_000  # brokers remember five batches of a producer
         check_integer("max_in_flight_requests_per_connection", max_in_flight_requests_per_connection, 1, most_in_flight)
         check_integer("max_request_size", max_request_size, 1_024, 64 * 1024 * 1024)
         check_integer("batch_size", batch_size, 1, 16 * 1024 * 1024)
         check_integer("buffer_memory", buffer_memory, max_request_size, 1 << 40)
         check_choice("compression", compression, [codec.name.lower() for codec in Compression])
-        _check_partitioner(partitioner)
+        check_partitioner(partitioner)
         super().__init__(
             bootstrap,
             client_id=client_id,
@@ -162,6 +181,7 @@ class Producer(Client):
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
+            security=security,
         )
         linger_s = check_ms("linger_ms", linger_ms)
         delivery_timeout_s = check_ms("delivery_timeout_ms", delivery_timeout_ms, lowest=1)
@@ -179,6 +199,7 @@ class Producer(Client):
             partitioner=partitioner,
             random=self._runtime.world.random,
             check_caller=self._check_loop,
+            is_transactional=transactional_id is not None,
         )
         self._serialize_key = choose_serializer("key_serializer", key_serializer)
         self._serialize_value = choose_serializer("value_serializer", value_serializer)
@@ -201,8 +222,24 @@ class Producer(Client):
             max_block_s=check_ms("max_block_ms", max_block_ms),
             availability_timeout_s=check_ms("partitioner_availability_timeout_ms", partitioner_availability_timeout_ms),
             on_progress=on_progress,
+            transactional_id=transactional_id,
         )
         self._max_block_s = max_block_ms / 1_000
+        self._repeats_when_full = False
+        """Whether the caller repeats a `send` that raises BufferFull."""
+        self._transactions: Transactions | None = None
+        """None without a `transactional_id`."""
+        if transactional_id is not None:
+            self._transactions = Transactions(
+                self._runtime,
+                self._accumulator,
+                transactional_id,
+                timeout_s=transaction_timeout_s,
+                max_block_s=self._max_block_s,
+                flush=partial(_flush, self._accumulator, self._sender, progress),
+                wake=self._sender.wake,
+            )
+            self._sender.before_sending = self._transactions.before_sending
         self._wall_ms = self._runtime.clock.wall_ms
         self._open_batches = self._accumulator.open_batches
         self._add_with_key = self._accumulator.add_with_key
@@ -215,6 +252,11 @@ class Producer(Client):
         """The time at which `send` last checked the event loop."""
         self._paused_ms = -PAUSE_EVERY_MS
         """When `drain` last let the loop run."""
+
+    async def _reach(self) -> None:
+        await super()._reach()
+        if self._transactions is not None:
+            await self._transactions.initialize()
 
     def _go(self) -> None:
         self._runtime.tasks.start(self._sender.run(), "sender")
@@ -238,6 +280,16 @@ class Producer(Client):
 
     # -- sending --
 
+    def transaction(self) -> Transaction:
+        """Return a transaction, for `async with producer.transaction() as transaction`. Raises InvalidSetting if the
+        producer has no `transactional_id`. A transaction that begins while another one is open raises
+        InvalidTransactionState."""
+        if self._transactions is None:
+            raise InvalidSetting(
+                "transactional_id", None, 'transactions need one: make the producer with transactional_id="name"'
+            )
+        return Transaction(self._runtime, self._transactions, self._check_running, self._calls, self._not_running)
+
     def send(
         self,
         topic: str,
@@ -245,7 +297,7 @@ class Producer(Client):
         key: Any = None,  # no `*` before it: CPython takes 10 ns to find each default that is for a keyword alone
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: _Headers | None = None,
+        headers: Headers | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Put a record into a batch, and return at once. `value` None is a tombstone. The serializers determine the
@@ -256,35 +308,47 @@ class Producer(Client):
         `buffer_memory`. Also raises TypeError for other types, SerializationFailed, PartitionerFailed, BrokerError for
         an illegal topic name (INVALID_TOPIC_EXCEPTION), a record that is too large (MESSAGE_TOO_LARGE), a partition
         that the topic does not have (UNKNOWN_TOPIC_OR_PARTITION) or an illegal timestamp (INVALID_TIMESTAMP), Closed,
-        WrongEventLoop, and ClientCrashed.
+        WrongEventLoop, and ClientCrashed; with a `transactional_id` InvalidTransactionState outside of a transaction,
+        TransactionAborted after a part of it has failed, and ProducerFenced. After any error the transaction can only
+        be aborted.
 
         The event loop calls `on_delivery` with (RecordMetadata, None) or (None, error) once the record has ended, in
         the order in which records end, and before `flush` or `close` return. `flush` does not raise a failure that
         `on_delivery` received. If `on_delivery` raises, the error is logged with its traceback.
         """
-        if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
-            if key is None:
-                batch = self._open_batches.get(topic)
-                if batch is not None and on_delivery is None:
-                    room = batch.room - len(value) - RECORD_OVERHEAD
-                    if room >= 0:
-                        now_ms = self._wall_ms()
-                        if now_ms != self._now_ms:
-                            self._tick(now_ms)
-                        batch.room = room
-                        values = batch.values
-                        index = len(values)
-                        values.append(value)
-                        batch.timestamps.append(now_ms)
-                        return Delivery(batch, index)
-            elif type(key) is bytes and self._state == "running" and on_delivery is None:
-                now_ms = self._wall_ms()
-                if now_ms != self._now_ms:
-                    self._tick(now_ms)
-                added = self._add_with_key(topic, value, key, now_ms)
-                if added is not None:
-                    return Delivery(*added)
-        return self._send_slowly(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        try:  # costs nothing while nothing is raised
+            if partition is None and timestamp_ms is None and headers is None and type(value) is bytes:
+                if key is None:
+                    batch = self._open_batches.get(topic)
+                    if batch is not None and on_delivery is None:
+                        room = batch.room - len(value) - RECORD_OVERHEAD
+                        if room >= 0:
+                            now_ms = self._wall_ms()
+                            if now_ms != self._now_ms:
+                                self._tick(now_ms)
+                            batch.room = room
+                            values = batch.values
+                            index = len(values)
+                            values.append(value)
+                            batch.timestamps.append(now_ms)
+                            return Delivery(batch, index)
+                elif type(key) is bytes and self._state == "running" and on_delivery is None:
+                    now_ms = self._wall_ms()
+                    if now_ms != self._now_ms:
+                        self._tick(now_ms)
+                    added = self._add_with_key(topic, value, key, now_ms)
+                    if added is not None:
+                        return Delivery(*added)
+            return self._send_slowly(topic, value, key, partition, timestamp_ms, headers, on_delivery)
+        except BaseException as error:
+            self._not_sent(error, topic)
+            raise
+
+    def _not_sent(self, error: BaseException, topic: object) -> None:
+        """`send` or `send_batch` raises this error. The transaction, if there is one, lacks the records."""
+        is_repeated = self._repeats_when_full and isinstance(error, BufferFull)
+        if self._transactions is not None and not is_repeated:
+            self._transactions.not_sent(error, topic)
 
     def _tick(self, now_ms: int) -> None:
         """Another millisecond has begun: asking for the running loop at every `send` would cost it a quarter more."""
@@ -298,11 +362,13 @@ class Producer(Client):
         key: Any,
         partition: int | None,
         timestamp_ms: int | None,
-        headers: _Headers | None,
+        headers: Headers | None,
         on_delivery: OnDelivery | None,
     ) -> Delivery:
         if self._state != "running":
             raise self._not_running()
+        if self._transactions is not None:
+            self._transactions.check_open()
         if self._serialize_value is not None:
             value = serialize(self._serialize_value, value, topic, "value")
         if self._serialize_key is not None:
@@ -367,8 +433,24 @@ class Producer(Client):
         `buffer_memory`. So pass some thousand at a time, and call `await producer.drain()` after it, or await the
         BatchDelivery. The lists must not change afterwards.
         """
+        try:
+            return self._send_batch(topic, values, keys, timestamps_ms, partition)
+        except BaseException as error:
+            self._not_sent(error, topic)
+            raise
+
+    def _send_batch(
+        self,
+        topic: str,
+        values: Iterable[Any] | ArrowArray,
+        keys: Iterable[Any] | ArrowArray | None,
+        timestamps_ms: Iterable[int] | ArrowArray | None,
+        partition: int | None,
+    ) -> BatchDelivery:
         if self._state != "running":
             raise self._not_running()
+        if self._transactions is not None:
+            self._transactions.check_open()
         value_column = column_of("values", "value", topic, values, self._serialize_value)
         key_column = None if keys is None else column_of("keys", "key", topic, keys, self._serialize_key)
         timestamps = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
@@ -440,8 +522,8 @@ class Producer(Client):
             raise self._not_running()
 
     async def close(self) -> None:
-        """`flush`, then end all tasks and connections in any case. Raises as `flush`. A second `close` waits for the
-        first one, and does not raise its errors."""
+        """`flush`, then end all tasks and connections in any case. An open transaction is aborted. Raises as `flush`. A
+        second `close` waits for the first one, and does not raise its errors."""
         state = self._state
         if state == "closed":
             return
@@ -456,6 +538,8 @@ class Producer(Client):
             if state == "running":
                 self._state = "closing"
                 self._turns.let_all_through()
+                if self._transactions is not None:
+                    await self._transactions.close()
                 self._accumulator.close()
                 await _flush(self._accumulator, self._sender, self._progress)
         except BaseException:  # cancelled
@@ -474,7 +558,7 @@ class Producer(Client):
         try:
             if self._state == "running":
                 self._state = "closing"
-                await _flush_briefly(self._accumulator, self._sender, self._progress)
+                await _flush_briefly(self._accumulator, self._sender, self._progress, self._transactions)
         finally:
             await self._give_up()
 
@@ -488,7 +572,7 @@ class Producer(Client):
             logger.resource_warning(text, source=self)
 
     def _was_dropped(self) -> None:
-        parts = self._runtime, self._accumulator, self._sender, self._progress
+        parts = self._runtime, self._accumulator, self._sender, self._progress, self._transactions
         self._runtime.dropped(self, partial(_see_off, *parts), self._accumulator.unacknowledged())
 
     def __repr__(self) -> str:
@@ -541,17 +625,27 @@ async def _flush(accumulator: Accumulator, sender: Sender, progress: Pulse) -> N
     await asyncio.sleep(0)  # `on_delivery` is called now
 
 
-async def _flush_briefly(accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
+async def _flush_briefly(
+    accumulator: Accumulator, sender: Sender, progress: Pulse, transactions: Transactions | None
+) -> None:
     accumulator.close()
     with suppress(TimeoutError):
         async with asyncio.timeout(CANCELLED_FLUSH_S):
+            if transactions is not None:
+                await transactions.close()
             await _flush(accumulator, sender, progress)
 
 
-async def _see_off(runtime: ClientRuntime, accumulator: Accumulator, sender: Sender, progress: Pulse) -> None:
+async def _see_off(
+    runtime: ClientRuntime,
+    accumulator: Accumulator,
+    sender: Sender,
+    progress: Pulse,
+    transactions: Transactions | None,
+) -> None:
     """Flush and close for a producer that was dropped."""
     try:
-        await _flush_briefly(accumulator, sender, progress)
+        await _flush_briefly(accumulator, sender, progress, transactions)
     finally:
         unacknowledged = accumulator.unacknowledged()
         await runtime.close()
@@ -564,64 +658,5 @@ def not_acknowledged(records: int) -> str:
     return f"{records_were(records)} not acknowledged, and may or may not be in the log"
 
 
-def check_partition(partition: object) -> None:
-    if type(partition) is not int:
-        raise InvalidSetting("partition", partition, "give a whole number from 0 on, or None")
-    if partition < 0:
-        raise BrokerError(
-            ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"partition={shown(partition)}: give a whole number from 0 on",
-            is_complete=True,
-        )
-
-
-def column_of(name: str, what: str, topic: str, data: Any, serializer: Serializer | None) -> Column:
-    """Return an argument of `send_batch` as a column of bytes."""
-    if is_arrow(data):
-        return from_arrow(name, data)
-    if serializer is None:
-        return checked_column(name, data)
-    elements = checked_list(name, data)
-    return [serialize(serializer, each, topic, f"{what} {index}") for index, each in enumerate(elements)]
-
-
-def check_timestamp_ms(timestamp_ms: object) -> None:
-    if type(timestamp_ms) is not int:
-        rule = "give whole milliseconds since 1970, as int(time.time() * 1000), or None for now"
-        raise InvalidSetting("timestamp_ms", timestamp_ms, rule)
-    if not 0 <= timestamp_ms < MAX_TIMESTAMP_MS:
-        raise BrokerError(ErrorCode.INVALID_TIMESTAMP, f"timestamp_ms={shown(timestamp_ms)}")
-
-
-def _check_partitioner(partitioner: object) -> None:
-    if partitioner in (crc32, murmur2):
-        name = getattr(partitioner, "__name__", "")
-        raise InvalidSetting("partitioner", partitioner, f"give Partitioner(by_key={name})")
-    is_ours = isinstance(partitioner, Partitioner) and isinstance(partitioner.without_key, WithoutKey)
-    if not (is_ours or callable(partitioner)) or isinstance(partitioner, type):
-        raise InvalidSetting(
-            "partitioner",
-            partitioner,
-            "give a minibroker.Partitioner, or a function of topic, key, value and partitions",
-        )
-
-
 def _no_fast_path(topic: str, value: bytes, key: bytes, timestamp_ms: int) -> None:
     """In place of `Accumulator.add_with_key`."""
-
-
-def checked_headers(headers: _Headers) -> _Headers:
-    if isinstance(headers, dict):
-        raise TypeError("headers must be a list of (str, bytes or None), not a dict: list(headers.items())")
-    if not isinstance(headers, (list, tuple)):
-        raise TypeError(f"headers must be a list of (str, bytes or None), not {shown(headers)}")
-    for header in headers:
-        if (
-            type(header) is not tuple
-            or len(header) != 2
-            or type(header[0]) is not str
-            or not (header[1] is None or type(header[1]) is bytes)
-        ):
-            raise TypeError(f"headers must be a list of (str, bytes or None), not {shown(header)}")
-        check_text("header", header[0])
-    return list(headers)

@@ -4,12 +4,15 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from functools import wraps
-from typing import Concatenate, NamedTuple, ParamSpec, TypeVar
+from typing import TYPE_CHECKING, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.records import ISOLATION_LEVELS
+
+IsolationLevel = Literal["read_uncommitted", "read_committed"]
 
 T = TypeVar("T")
 
@@ -22,8 +25,6 @@ _ELSEWHERE = {
     "bootstrap_servers": "it is called bootstrap here, and comes first",
     "group_id": "it is called group here: group=...",
     "compression_type": "it is called compression here: compression=...",
-    "transactional_id": "there are no transactions: leave it out",
-    "isolation_level": "there are no transactions: leave it out",
 }
 """Arguments of Kafka, aiokafka and kafka-python that have another name here (`docs/client.md`)."""
 
@@ -35,11 +36,46 @@ def knows_other_names(init: Callable[Concatenate[Self, P], None]) -> Callable[Co
     @wraps(init)
     def checked(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> None:
         for name in kwargs:
-            if name in _ELSEWHERE:
-                raise TypeError(f"{type(self).__name__}() has no argument {name}: {_ELSEWHERE[name]}")
+            plain = name.replace(".", "_")
+            hint = _ELSEWHERE.get(plain) or (f"write it with _: {plain}=..." if plain != name else None)
+            if hint is not None:
+                raise TypeError(f"{type(self).__name__}() has no argument {name}: {hint}")
         init(self, *args, **kwargs)
 
     return checked
+
+
+class Elsewhere:
+    """A method of Kafka's clients that has another name here. Its use raises an AttributeError that has that name."""
+
+    def __init__(self, hint: str) -> None:
+        self._hint = hint
+        self._name = ""
+
+    def __set_name__(self, owner: type, name: str) -> None:
+        self._name = name
+
+    def __get__(self, instance: object, owner: type) -> None:
+        raise AttributeError(f"{owner.__name__} has no {self._name}: {self._hint}")
+
+
+class NamesOfKafkasProducer:
+    """Kafka's methods of transactions. Not `__getattr__`, which would slow down each access to an attribute."""
+
+    if not TYPE_CHECKING:
+        init_transactions = Elsewhere("the start of a producer with a transactional_id does that")
+        begin_transaction = Elsewhere("use `with producer.transaction():`, in asyncio `async with`")
+        commit_transaction = Elsewhere("the end of the block `with producer.transaction():` commits")
+        abort_transaction = Elsewhere("an exception that leaves the block `with producer.transaction():` aborts")
+        send_offsets_to_transaction = Elsewhere(
+            "call send_offsets(positions, consumer.group_metadata()) of the transaction"
+        )
+
+
+class NamesOfKafkasTransaction:
+    if not TYPE_CHECKING:
+        commit = Elsewhere("the end of its block commits it")
+        abort = Elsewhere("an exception that leaves its block aborts it: raise one of your own")
 
 
 class Address(NamedTuple):
@@ -165,6 +201,11 @@ def check_ms(name: str, value: float, lowest: int = 0) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= MAX_MS:
         raise InvalidSetting(name, value, f"give milliseconds, a number from {lowest} to {MAX_MS}")
     return value / 1_000
+
+
+def check_isolation_level(isolation_level: IsolationLevel) -> int:
+    """Return READ_UNCOMMITTED or READ_COMMITTED. Raises InvalidSetting."""
+    return ISOLATION_LEVELS[check_choice("isolation_level", isolation_level, list(ISOLATION_LEVELS))]
 
 
 def check_choice(name: str, value: str, choices: Sequence[str]) -> str:

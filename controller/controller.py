@@ -50,6 +50,8 @@ from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 
 __all__ = ["Controller", "ControllerSettings", "Probe"]
 
+CLIENTS_AT_A_TIME = 2
+"""Requests of clients in the queue of events: one is handled, and the next is there when it ends."""
 DELIVERY_S = 1.0
 """Seconds for which a controlled shutdown waits until the other brokers have taken over. A broker that hangs must not
 delay it."""
@@ -84,6 +86,7 @@ class Controller:
         self._world = world
         self._settings = settings
         self._broker_id = broker_id
+        self._turns = asyncio.Semaphore(CLIENTS_AT_A_TIME)
         self._hooks = Hooks(connections, probe, validate_config, read_defaults, on_brokers_changed, spent_nonces={})
         self._request_resign = request_resign
         self._tenure: Tenure | None = None
@@ -220,14 +223,18 @@ class Controller:
         longer, the controller, or has another epoch than the given one. A topic may have been created nevertheless.
         """
         tenure = self._tenure_of(controller_epoch)
-        return await _ask(tenure, lambda reply: CreateTopicsRequest(tenure.epoch, reply, topics, validate_only))
+        return await self._in_turn(
+            tenure, lambda reply: CreateTopicsRequest(tenure.epoch, reply, topics, validate_only)
+        )
 
     async def create_partitions(
         self, topics: Sequence[CreatePartitionsTopic], validate_only: bool = False
     ) -> list[CreatePartitionsTopicResult]:
         """Add partitions to the topics. Returns and raises like `create_topics`."""
         tenure = self._active_tenure()
-        return await _ask(tenure, lambda reply: CreatePartitionsRequest(tenure.epoch, reply, topics, validate_only))
+        return await self._in_turn(
+            tenure, lambda reply: CreatePartitionsRequest(tenure.epoch, reply, topics, validate_only)
+        )
 
     async def delete_topics(self, topics: Mapping[str, str]) -> list[DeletableTopicResult]:
         """Mark the topics for deletion; they are gone when their brokers have deleted the logs.
@@ -236,7 +243,7 @@ class Controller:
         result per name. Raises BrokerError like `create_topics`.
         """
         tenure = self._active_tenure()
-        return await _ask(tenure, lambda reply: DeleteTopicsRequest(tenure.epoch, reply, topics))
+        return await self._in_turn(tenure, lambda reply: DeleteTopicsRequest(tenure.epoch, reply, topics))
 
     async def until_deleted(self, topics: Mapping[str, str]) -> dict[str, str]:
         """Wait until the topics (ids by name) are gone, or the remaining ones cannot be deleted now, for instance
@@ -270,7 +277,7 @@ class Controller:
         when its turn has come.
         """
         tenure = self._tenure_of(controller_epoch)
-        return await _ask(
+        return await self._in_turn(
             tenure,
             lambda reply: ElectLeadersRequest(tenure.epoch, reply, election_type, partitions, is_wanted),
         )
@@ -290,7 +297,7 @@ class Controller:
         """Begin reassignments. Returns when they are recorded in ZooKeeper and have begun; they continue under any
         later controller. Returns one result per partition, in their order. Raises BrokerError like `create_topics`."""
         tenure = self._active_tenure()
-        return await _ask(tenure, lambda reply: AlterPartitionReassignments(tenure.epoch, reply, topics))
+        return await self._in_turn(tenure, lambda reply: AlterPartitionReassignments(tenure.epoch, reply, topics))
 
     async def list_partition_reassignments(
         self, topics: Sequence[ListPartitionReassignmentsTopic] | None
@@ -298,7 +305,7 @@ class Controller:
         """Return the reassignments under way, of these partitions or of all. Raises BrokerError like
         `create_topics`."""
         tenure = self._active_tenure()
-        return await _ask(tenure, lambda reply: ListPartitionReassignments(tenure.epoch, reply, topics))
+        return await self._in_turn(tenure, lambda reply: ListPartitionReassignments(tenure.epoch, reply, topics))
 
     # -- for brokers that stop --
 
@@ -319,6 +326,12 @@ class Controller:
             async with asyncio.timeout(DELIVERY_S):
                 await tenure.delivered()
         return remaining
+
+    async def _in_turn(self, tenure: Tenure, request: Callable[[asyncio.Future[T]], AdminRequest[T]]) -> T:
+        """Ask for a client. The queue of events has few such requests at a time: a broker's crash must not wait behind
+        a thousand of them."""
+        async with self._turns:
+            return await _ask(tenure, request)
 
     def _active_tenure(self) -> Tenure:
         if self._tenure is None or not self.is_active:

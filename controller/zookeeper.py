@@ -42,8 +42,10 @@ from kazoo.handlers.threading import SequentialThreadingHandler
 from kazoo.protocol.serialization import GetData, MultiHeader, int_struct, read_buffer, stat_struct
 from kazoo.protocol.states import EventType, KazooState, ZnodeStat
 from kazoo.retry import KazooRetry
-from kazoo.security import CREATOR_ALL_ACL, READ_ACL_UNSAFE
+from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
+from minibroker.controller.zookeeper_protection import protect_all
+from minibroker.protocol import znodes
 from minibroker.protocol.world import (
     BadVersion,
     Check,
@@ -80,6 +82,12 @@ _ANSWER_TIMEOUT_S = 1.0
 """Seconds to wait for the response to a connect request, and for the rest of a message that has begun. kazoo would wait
 for a session timeout, but a ZooKeeper that is starting up sometimes accepts a connection and never answers on it."""
 
+_PROTECTED = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
+"""The ACL of protected nodes: everybody may read them, and sessions with the creator's credential may do everything."""
+
+_PRIVATE = list(CREATOR_ALL_ACL)
+"""The ACL of protected nodes that have credentials."""
+
 _RECONNECT_DELAY_S = 0.02
 _RECONNECT_MAX_DELAY_S = 0.1
 
@@ -101,28 +109,32 @@ class KazooZooKeeper:
             self._kazoo_log.setLevel(logging.ERROR)
         self._digest: str | None = None
         self._sets_acl = False
+        self._sets_root_acl = False
 
-    def authenticate(self, digest: str, *, sets_acl: bool) -> None:
+    def authenticate(self, digest: str, *, sets_acl: bool, sets_root_acl: bool = False) -> None:
         """Present `digest`, a NAME:PASSWORD of ZooKeeper's digest scheme, in the sessions opened from now on.
 
         `sets_acl`: everyone may read the znodes that these sessions create; only sessions with the same digest may
-        change them.
+        change them. `sets_root_acl`: the same holds for all other nodes of the ensemble (`zookeeper_protection`).
         """
         self._digest = digest
         self._sets_acl = sets_acl
+        self._sets_root_acl = sets_root_acl
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
         """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError if `servers` is malformed."""
         session = KazooSession(servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl)
         try:
-            async with asyncio.timeout(connect_timeout_ms / 1000):
-                await session.open()
-        except TimeoutError:
-            await session.close()
-            raise ConnectionLoss(
-                f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: start it, or correct "
-                "zookeeper.connect"
-            ) from None
+            try:
+                async with asyncio.timeout(connect_timeout_ms / 1000):
+                    await session.open()
+            except TimeoutError:
+                raise ConnectionLoss(
+                    f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: start it, or correct "
+                    "zookeeper.connect"
+                ) from None
+            if self._sets_root_acl:
+                await protect_all(session)
         except BaseException:
             await session.close()
             raise
@@ -146,6 +158,7 @@ class KazooSession:
     ) -> None:
         """`digest`, `sets_acl`: see `KazooZooKeeper.authenticate`."""
         self._servers = servers
+        self._sets_acl = sets_acl
         hosts, _, chroot = servers.partition("/")
         self._wanted_chroot = [name for name in chroot.split("/") if name]
         self._chroot = ""
@@ -160,7 +173,7 @@ class KazooSession:
                 handler=self._handler,
                 logger=kazoo_log,
                 auth_data=None if digest is None else [("digest", digest)],
-                default_acl=[*CREATOR_ALL_ACL, *READ_ACL_UNSAFE] if sets_acl else None,
+                default_acl=_PROTECTED if sets_acl else None,
                 connection_retry=KazooRetry(
                     max_tries=-1,
                     delay=_RECONNECT_DELAY_S,
@@ -377,6 +390,23 @@ class KazooSession:
     async def delete(self, path: str, version: int = -1) -> None:
         await self._call("delete", path, self._client.delete_async, self._full(path), version)
 
+    # -- for `zookeeper_protection`: paths above the chroot --
+
+    async def is_open(self, path: str) -> bool:
+        acl, _ = await self._call("read the ACL of", path, self._client.get_acls_async, path)
+        return bool(acl == OPEN_ACL_UNSAFE)
+
+    async def protect(self, path: str) -> None:
+        await self._call(
+            "set the ACL of", path, self._client.set_acls_async, path, _acl_of(path.removeprefix(self._chroot))
+        )
+
+    async def all_children(self, path: str) -> list[str]:
+        names: list[str] = await self._call("children", path, self._client.get_children_async, path)
+        return names
+
+    # -- the interface, continued --
+
     async def multi(self, operations: Sequence[Operation]) -> list[str | Stat | None]:
         if not operations:
             return []
@@ -388,7 +418,8 @@ class KazooSession:
             match operation:
                 case Create(_, data, ephemeral, sequence):
                     size += len(data)
-                    transaction.create(path, data, ephemeral=ephemeral, sequence=sequence)
+                    acl = _PRIVATE if self._sets_acl and _is_private(operation.path) else None
+                    transaction.create(path, data, acl=acl, ephemeral=ephemeral, sequence=sequence)
                 case SetData(_, data, version):
                     size += len(data)
                     transaction.set_data(path, data, version)
@@ -441,6 +472,15 @@ class KazooSession:
             return await call.future
         except errors.KazooException as error:
             raise _translate(error, verb, path) from None
+
+
+def _is_private(path: str) -> bool:
+    """Return whether a node may have credentials: only brokers read it (Kafka's ZkData.SensitiveRootPaths)."""
+    return path.startswith(f"{znodes.USER_CONFIGS}/")
+
+
+def _acl_of(path: str) -> list[Any]:
+    return _PRIVATE if _is_private(path) else _PROTECTED
 
 
 class _Inbox:

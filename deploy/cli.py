@@ -14,6 +14,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     UNHEALTHY,
@@ -31,8 +32,10 @@ from minibroker.client.cli.terminal.output import (
     run,
     settings_of,
 )
+from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local import secured
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.data_directory import MAX_BROKERS, MAX_LOG_DIRS
@@ -40,8 +43,9 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
-from minibroker.deploy.local.who import CoordinatorOf, MalformedWho, Member, Who, name_of, parse_who
+from minibroker.deploy.local.who import CoordinatorOf, MalformedWho, Member, TransactionsOf, Who, name_of, parse_who
 from minibroker.deploy.observing import log_files, status_screen
+from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import (
     ClusterView,
     ask_cluster,
@@ -62,15 +66,15 @@ WhoArgument = Annotated[
     str,
     typer.Argument(
         metavar="WHO",
-        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all, or zookeeper. A group's "
-        "coordinator follows from the hash of its name; the group need not exist.",
+        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID (the coordinator of "
+        "a transactional id), all, or zookeeper. A coordinator follows from the hash of a name.",
     ),
 ]
 
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the benchmarks to its group `bench`."""
-    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo):
+    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo, client_config):
         app.command()(command)
     app.add_typer(log_files.app, name="log")
     bench.command()(failover)
@@ -100,15 +104,22 @@ def up(
         int | None,
         typer.Option(min=1, max=MAX_LOG_DIRS, help="Log directories of each broker. Default: as last time, or 1."),
     ] = None,
+    secure: Annotated[
+        bool | None,
+        typer.Option(
+            "--secure/--no-secure",
+            help="TLS, users with passwords (SCRAM) and access control lists. Default: as last time, or not.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Start ZooKeeper and brokers 1 to N on this machine and print the bootstrap list. Ctrl-C stops them cleanly.
 
     If the cluster is already running, only the bootstrap list is printed, even without --detach: the cluster belongs to
-    the command that started it."""
+    the command that started it. With --secure, `minibroker client-config` prints what clients need."""
     let_signals_interrupt()
-    options = Options(brokers, base_port, zookeeper, _checked_overrides(override), log_dirs)
+    options = Options(brokers, base_port, zookeeper, _checked_overrides(override), log_dirs, secure)
     cluster = LocalCluster(data)
     began = time.monotonic()
     found = cluster.running(options)
@@ -122,6 +133,10 @@ def up(
     count, took_s = len(started.brokers), time.monotonic() - began
     note(f"{count} {plural(count, 'broker')} up after {took_s:.1f} s, logs in {cluster.directory}/logs")
     note(f"ZooKeeper is at {started.zookeeper.connect}")
+    if started.secure:
+        for lines in _client_lines(cluster):
+            note(f"\n{lines.client}:\n{lines.text.rstrip()}")
+        note(f"\nThis is the super user {secured.USER}, whom commands with --data {data} use")
     if detach:
         return
     note("Ctrl-C stops the cluster")
@@ -134,6 +149,38 @@ def up(
         except KeyboardInterrupt:
             cluster.down(kill=True)
             raise
+
+
+def client_config(
+    client: Annotated[
+        list[str] | None, typer.Argument(metavar="[CLIENT]...", help=f"{', '.join(secured.CLIENTS)}. Default: all.")
+    ] = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Print what clients need to connect to a cluster of `up --secure`: the password is among it.
+
+    They connect as the user that client.properties in the data directory has, which is the super user admin."""
+    client = ["librdkafka" if name == "confluent-kafka" else name for name in client or ()]
+    for name in client:
+        if name not in secured.CLIENTS:
+            raise UsageError(f"{name!r} is no client known here: give {', '.join(secured.CLIENTS)}")
+    found = [lines for lines in _client_lines(LocalCluster(data)) if not client or lines.client in client]
+    if format is Format.JSON:
+        print_json({lines.client: lines.text for lines in found})
+        return
+    for number, (name, text) in enumerate(found):
+        heading = f"{'' if number == 0 else chr(10)}# {name}\n" if len(found) > 1 else ""
+        sys.stdout.write(f"{heading}{text}")
+
+
+def _client_lines(cluster: LocalCluster) -> list[secured.Lines]:
+    if not cluster.file().secure:
+        raise LaunchError(
+            f"the cluster in {cluster.directory} is not secured: clients need its addresses and nothing else; "
+            "`minibroker up --secure` starts one that is"
+        )
+    return secured.lines_for(cluster.directory, cluster.bootstrap(), secured.credentials(cluster.directory))
 
 
 def down(
@@ -314,6 +361,8 @@ def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: F
 def _note_hash(who: Who) -> None:
     if isinstance(who, CoordinatorOf):
         note(f"the hash of the name {who.group!r} chooses this broker, whether or not the group exists")
+    if isinstance(who, TransactionsOf):
+        note(f"the hash of the id {who.transactional_id!r} chooses this broker, whether or not a producer has it")
 
 
 def _parsed(who: str) -> Who:
@@ -354,7 +403,8 @@ def _view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, St
         cluster = LocalCluster(data)
         view = cluster.view()
         return view, cluster.status(view, asks_controller=True)
-    view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap)))
+    access = AsClient(protection("minibroker", security.chosen()))
+    view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
     if not view.brokers:
         raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
     view = asyncio.run(with_details(view))

@@ -13,6 +13,7 @@ import msgspec
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, error_of
 from minibroker.protocol.messages import groups as g
+from minibroker.protocol.messages import transactions as t
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
@@ -30,6 +31,9 @@ class Caller(Enum):
     """Brokers of the cluster (Kafka's ClusterAction)."""
     READER = "reader"
     """Consumers, and for a `replica_id` of 0 or more only the broker with that id."""
+    MARKER_WRITER = "marker writer"
+    """Brokers of the cluster for any transaction marker; anybody for abort markers, which end hanging transactions
+    (KIP-664)."""
 
 
 class Api(Generic[Request, Response]):
@@ -102,6 +106,7 @@ LEAVE_GROUP = Api(13, "LeaveGroup", g.LeaveGroupRequest, g.LeaveGroupResponse)
 SYNC_GROUP = Api(14, "SyncGroup", g.SyncGroupRequest, g.SyncGroupResponse)
 DESCRIBE_GROUPS = Api(15, "DescribeGroups", g.DescribeGroupsRequest, g.DescribeGroupsResponse)
 LIST_GROUPS = Api(16, "ListGroups", g.ListGroupsRequest, g.ListGroupsResponse)
+SASL_HANDSHAKE = Api(17, "SaslHandshake", m.SaslHandshakeRequest, m.SaslHandshakeResponse)
 API_VERSIONS = Api(18, "ApiVersions", m.ApiVersionsRequest, m.ApiVersionsResponse, plane=None)
 CREATE_TOPICS = Api(19, "CreateTopics", m.CreateTopicsRequest, m.CreateTopicsResponse)
 DELETE_TOPICS = Api(20, "DeleteTopics", m.DeleteTopicsRequest, m.DeleteTopicsResponse)
@@ -114,10 +119,21 @@ OFFSET_FOR_LEADER_EPOCH = Api(
     m.OffsetForLeaderEpochResponse,
     caller=Caller.READER,
 )
+ADD_PARTITIONS_TO_TXN = Api(24, "AddPartitionsToTxn", t.AddPartitionsToTxnRequest, t.AddPartitionsToTxnResponse)
+ADD_OFFSETS_TO_TXN = Api(25, "AddOffsetsToTxn", t.AddOffsetsToTxnRequest, t.AddOffsetsToTxnResponse)
+END_TXN = Api(26, "EndTxn", t.EndTxnRequest, t.EndTxnResponse)
+WRITE_TXN_MARKERS = Api(
+    27, "WriteTxnMarkers", t.WriteTxnMarkersRequest, t.WriteTxnMarkersResponse, caller=Caller.MARKER_WRITER
+)
+TXN_OFFSET_COMMIT = Api(28, "TxnOffsetCommit", t.TxnOffsetCommitRequest, t.TxnOffsetCommitResponse)
+DESCRIBE_ACLS = Api(29, "DescribeAcls", m.DescribeAclsRequest, m.DescribeAclsResponse)
+CREATE_ACLS = Api(30, "CreateAcls", m.CreateAclsRequest, m.CreateAclsResponse)
+DELETE_ACLS = Api(31, "DeleteAcls", m.DeleteAclsRequest, m.DeleteAclsResponse)
 DESCRIBE_CONFIGS = Api(32, "DescribeConfigs", m.DescribeConfigsRequest, m.DescribeConfigsResponse)
 ALTER_CONFIGS = Api(33, "AlterConfigs", m.AlterConfigsRequest, m.AlterConfigsResponse)
 ALTER_REPLICA_LOG_DIRS = Api(34, "AlterReplicaLogDirs", m.AlterReplicaLogDirsRequest, m.AlterReplicaLogDirsResponse)
 DESCRIBE_LOG_DIRS = Api(35, "DescribeLogDirs", m.DescribeLogDirsRequest, m.DescribeLogDirsResponse)
+SASL_AUTHENTICATE = Api(36, "SaslAuthenticate", m.SaslAuthenticateRequest, m.SaslAuthenticateResponse)
 CREATE_PARTITIONS = Api(37, "CreatePartitions", m.CreatePartitionsRequest, m.CreatePartitionsResponse)
 DELETE_GROUPS = Api(42, "DeleteGroups", g.DeleteGroupsRequest, g.DeleteGroupsResponse)
 ELECT_LEADERS = Api(43, "ElectLeaders", m.ElectLeadersRequest, m.ElectLeadersResponse)
@@ -134,9 +150,22 @@ INCREMENTAL_ALTER_CONFIGS = Api(
     44, "IncrementalAlterConfigs", m.IncrementalAlterConfigsRequest, m.IncrementalAlterConfigsResponse
 )
 OFFSET_DELETE = Api(47, "OffsetDelete", g.OffsetDeleteRequest, g.OffsetDeleteResponse)
+DESCRIBE_CLIENT_QUOTAS = Api(48, "DescribeClientQuotas", m.DescribeClientQuotasRequest, m.DescribeClientQuotasResponse)
+ALTER_CLIENT_QUOTAS = Api(49, "AlterClientQuotas", m.AlterClientQuotasRequest, m.AlterClientQuotasResponse)
+DESCRIBE_USER_SCRAM_CREDENTIALS = Api(
+    50,
+    "DescribeUserScramCredentials",
+    m.DescribeUserScramCredentialsRequest,
+    m.DescribeUserScramCredentialsResponse,
+)
+ALTER_USER_SCRAM_CREDENTIALS = Api(
+    51, "AlterUserScramCredentials", m.AlterUserScramCredentialsRequest, m.AlterUserScramCredentialsResponse
+)
 ENVELOPE = Api(58, "Envelope", m.EnvelopeRequest, m.EnvelopeResponse, caller=Caller.BROKER)
 DESCRIBE_CLUSTER = Api(60, "DescribeCluster", m.DescribeClusterRequest, m.DescribeClusterResponse)
 DESCRIBE_PRODUCERS = Api(61, "DescribeProducers", m.DescribeProducersRequest, m.DescribeProducersResponse)
+DESCRIBE_TRANSACTIONS = Api(65, "DescribeTransactions", t.DescribeTransactionsRequest, t.DescribeTransactionsResponse)
+LIST_TRANSACTIONS = Api(66, "ListTransactions", t.ListTransactionsRequest, t.ListTransactionsResponse)
 # Not in Kafka, which numbers its APIs upwards from 0. A key must fit into seven bits (see `framing`).
 DESCRIBE_TIMELINE = Api(125, "DescribeTimeline", m.DescribeTimelineRequest, m.DescribeTimelineResponse)
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
@@ -149,6 +178,15 @@ APIS: dict[int, Api[Any, Any]] = {api.key: api for api in list(globals().values(
 
 API_KEYS = [m.ApiVersion(key, api.min_version, api.max_version) for key, api in sorted(APIS.items())]
 """The response to ApiVersions."""
+
+TRANSACTION_VERSION = m.SupportedFeature("transaction.version", 0, 2)
+"""KIP-890. From level 2 on, each end of a transaction raises the producer's epoch, and partitions join a transaction by
+being written to. Kafka's clients do so if the level is finalized."""
+SUPPORTED_FEATURES = [TRANSACTION_VERSION]
+FINALIZED_FEATURES = [m.FinalizedFeature(each.name, each.max_version, each.max_version) for each in SUPPORTED_FEATURES]
+"""Every feature, at its newest level: a broker serves older clients without lowering it."""
+FINALIZED_FEATURES_EPOCH = 0
+"""The levels are constant. Clients ignore finalized features with a negative epoch."""
 
 _encoder = msgspec.msgpack.Encoder()
 _request_envelope = msgspec.msgpack.Decoder(m.RequestEnvelope)

@@ -41,8 +41,12 @@ class ErrorCode(IntEnum):
     INVALID_SESSION_TIMEOUT = 26
     REBALANCE_IN_PROGRESS = 27
     INVALID_COMMIT_OFFSET_SIZE = 28
+    TOPIC_AUTHORIZATION_FAILED = 29
+    GROUP_AUTHORIZATION_FAILED = 30
     CLUSTER_AUTHORIZATION_FAILED = 31
     INVALID_TIMESTAMP = 32
+    UNSUPPORTED_SASL_MECHANISM = 33
+    ILLEGAL_SASL_STATE = 34
     UNSUPPORTED_VERSION = 35
     TOPIC_ALREADY_EXISTS = 36
     INVALID_PARTITIONS = 37
@@ -56,9 +60,17 @@ class ErrorCode(IntEnum):
     OUT_OF_ORDER_SEQUENCE_NUMBER = 45
     DUPLICATE_SEQUENCE_NUMBER = 46
     INVALID_PRODUCER_EPOCH = 47
+    INVALID_TXN_STATE = 48
+    INVALID_PRODUCER_ID_MAPPING = 49
+    INVALID_TRANSACTION_TIMEOUT = 50
+    CONCURRENT_TRANSACTIONS = 51
+    TRANSACTION_COORDINATOR_FENCED = 52
     TRANSACTIONAL_ID_AUTHORIZATION_FAILED = 53
+    SECURITY_DISABLED = 54
+    OPERATION_NOT_ATTEMPTED = 55
     KAFKA_STORAGE_ERROR = 56
     LOG_DIR_NOT_FOUND = 57
+    SASL_AUTHENTICATION_FAILED = 58
     UNKNOWN_PRODUCER_ID = 59
     REASSIGNMENT_IN_PROGRESS = 60
     NON_EMPTY_GROUP = 68
@@ -80,11 +92,16 @@ class ErrorCode(IntEnum):
     INVALID_RECORD = 87
     UNSTABLE_OFFSET_COMMIT = 88
     PRODUCER_FENCED = 90
+    RESOURCE_NOT_FOUND = 91
+    DUPLICATE_RESOURCE = 92
+    UNACCEPTABLE_CREDENTIAL = 93
     INVALID_UPDATE_VERSION = 95
     THROTTLING_QUOTA_EXCEEDED = 89
     UNKNOWN_TOPIC_ID = 100
     BROKER_ID_NOT_REGISTERED = 102
     INCONSISTENT_TOPIC_ID = 103
+    TRANSACTIONAL_ID_NOT_FOUND = 105
+    TRANSACTION_ABORTABLE = 120
 
 
 class ErrorInfo(NamedTuple):
@@ -169,12 +186,25 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.REBALANCE_IN_PROGRESS: ErrorInfo(False, False, "The group rebalances: join it again."),
     _E.INVALID_COMMIT_OFFSET_SIZE: ErrorInfo(False, False, "Commit less metadata with the offset."),
+    _E.TOPIC_AUTHORIZATION_FAILED: ErrorInfo(
+        False, False, "`minibroker acls list --topic TOPIC` shows the ACLs of the topic."
+    ),
+    _E.GROUP_AUTHORIZATION_FAILED: ErrorInfo(
+        False, False, "`minibroker acls list --group GROUP` shows the ACLs of the group."
+    ),
     _E.CLUSTER_AUTHORIZATION_FAILED: ErrorInfo(
-        False,
-        False,
-        "Only brokers of the cluster may send this: give each of them the same broker.secret.file.",
+        False, False, "`minibroker acls list --cluster` shows the ACLs of the cluster."
     ),
     _E.INVALID_TIMESTAMP: ErrorInfo(False, False, "Give a time in milliseconds since 1970 that is not negative."),
+    _E.UNSUPPORTED_SASL_MECHANISM: ErrorInfo(
+        False, False, "Use a mechanism that sasl.enabled.mechanisms of the broker's listener has."
+    ),
+    _E.ILLEGAL_SASL_STATE: ErrorInfo(
+        False,
+        False,
+        "Use security_protocol PLAINTEXT or SSL, or the port of a listener with SASL, where a client authenticates "
+        "itself once.",
+    ),
     _E.UNSUPPORTED_VERSION: ErrorInfo(False, False, "Client and broker are too far apart: upgrade the older one."),
     _E.TOPIC_ALREADY_EXISTS: ErrorInfo(False, False, "Choose another name, or delete the topic first."),
     _E.INVALID_PARTITIONS: ErrorInfo(False, False, "Give a number of partitions between 1 and 10000."),
@@ -198,13 +228,43 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; there is nothing to do."),
     _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is active."),
+    _E.INVALID_TXN_STATE: ErrorInfo(
+        False,
+        False,
+        "The transaction cannot do that in its present state; close the producer and begin with a new one.",
+    ),
+    _E.INVALID_PRODUCER_ID_MAPPING: ErrorInfo(
+        False, False, "The transactional id has got another producer id; close the producer and begin with a new one."
+    ),
+    _E.INVALID_TRANSACTION_TIMEOUT: ErrorInfo(
+        False, False, "Give a transaction timeout above 0 and up to the brokers' transaction.max.timeout.ms."
+    ),
+    _E.CONCURRENT_TRANSACTIONS: ErrorInfo(
+        True, False, "The end of the previous transaction is being written to its partitions; the client retries."
+    ),
+    _E.TRANSACTION_COORDINATOR_FENCED: ErrorInfo(
+        False, False, "Another broker has become the transaction's coordinator; the client asks for it."
+    ),
     _E.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: ErrorInfo(
-        False, False, "Transactions are not supported yet: remove transactional.id."
+        False, False, "The principal may not use this transactional id: ask for the right, or use another id."
+    ),
+    _E.SECURITY_DISABLED: ErrorInfo(
+        False, False, "The brokers have no ACLs: set authorizer.class.name on all of them (docs/security.md)."
+    ),
+    _E.TRANSACTIONAL_ID_NOT_FOUND: ErrorInfo(
+        False, False, "`minibroker transactions list` has the transactional ids that the cluster knows."
+    ),
+    _E.TRANSACTION_ABORTABLE: ErrorInfo(False, False, "Abort the transaction and begin it again."),
+    _E.OPERATION_NOT_ATTEMPTED: ErrorInfo(
+        False, False, "Another part of the request failed, and its error says what to do; then send all of it again."
     ),
     _E.KAFKA_STORAGE_ERROR: ErrorInfo(
         True, True, "The broker's disk failed: see its log, and whether the directory is full or unreadable."
     ),
     _E.LOG_DIR_NOT_FOUND: ErrorInfo(False, False, "Name a log directory that the broker has."),
+    _E.SASL_AUTHENTICATION_FAILED: ErrorInfo(
+        False, False, "Check the user, the password or token, and the mechanism; the broker's log has the reason."
+    ),
     _E.UNKNOWN_PRODUCER_ID: ErrorInfo(
         False, False, "The log no longer knows the producer; close it and begin with a new one."
     ),
@@ -250,6 +310,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNSTABLE_OFFSET_COMMIT: ErrorInfo(True, False, "A transaction is about to commit the offset; retry."),
     _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
     _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
+    _E.RESOURCE_NOT_FOUND: ErrorInfo(
+        False, False, "There is no such user with credentials: `minibroker users list` shows those that there are."
+    ),
+    _E.DUPLICATE_RESOURCE: ErrorInfo(False, False, "Name each user and mechanism once in a request."),
+    _E.UNACCEPTABLE_CREDENTIAL: ErrorInfo(False, False, "Give a user, a salt, and from 4096 to 16384 iterations."),
     _E.THROTTLING_QUOTA_EXCEEDED: ErrorInfo(True, False, "Slow down; the limit is in the broker's settings."),
     _E.INVALID_UPDATE_VERSION: ErrorInfo(
         True, False, "It has changed since the client read it; the client reads it again."

@@ -21,6 +21,11 @@ INITIAL_CONTROLLER_EPOCH = 0
 
 INITIAL_LEADER_EPOCH = 0
 
+PLAINTEXT = "PLAINTEXT"
+SSL = "SSL"
+SASL_PLAINTEXT = "SASL_PLAINTEXT"
+SASL_SSL = "SASL_SSL"
+SECURITY_PROTOCOLS = (PLAINTEXT, SSL, SASL_PLAINTEXT, SASL_SSL)
 DEFAULT_LISTENER = "PLAINTEXT"
 CONTROL_LISTENER = "CONTROLLER"
 """The separate listener for control traffic (KIP-291)."""
@@ -39,22 +44,11 @@ class TopicPartition(NamedTuple):
         return f"{self.topic}-{self.partition}"
 
 
-class Principal(NamedTuple):
-    """The sender of a request (Kafka's KafkaPrincipal): a broker with a proved identity, or an anonymous client."""
-
-    broker_id: int | None = None
-
-    def __str__(self) -> str:
-        return "anonymous" if self.broker_id is None else f"broker {self.broker_id}"
-
-
-ANONYMOUS = Principal()
-
-
 class Endpoint(NamedTuple):
     listener: str
     host: str
     port: int
+    security_protocol: str = PLAINTEXT
 
 
 class RegisteredBroker(msgspec.Struct, frozen=True):
@@ -83,9 +77,8 @@ class RegisteredBroker(msgspec.Struct, frozen=True):
 
     @property
     def data_endpoint(self) -> Endpoint | None:
-        """The endpoint from which followers fetch, or None if the broker has none."""
-        plain = self.endpoint(DEFAULT_LISTENER)
-        return plain or next((e for e in self.endpoints if e.listener != CONTROL_LISTENER), None)
+        """The endpoint from which followers fetch, or None if the broker has none. A broker registers it first."""
+        return next((e for e in self.endpoints if e.listener != CONTROL_LISTENER), None)
 
 
 class Member(NamedTuple):
@@ -307,7 +300,8 @@ class AlterOperation(IntEnum):
 
 
 OFFSETS_TOPIC = "__consumer_offsets"
-INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, "__transaction_state"})
+TRANSACTIONS_TOPIC = "__transaction_state"
+INTERNAL_TOPICS = frozenset({OFFSETS_TOPIC, TRANSACTIONS_TOPIC})
 """The brokers' own topics (Kafka's `Topic.isInternal`). Only brokers create, delete and write to them; clients may
 read them."""
 CLEANUP_POLICY = "cleanup.policy"
@@ -315,16 +309,16 @@ INTERNAL_CLEANUP_POLICY = "compact"
 """The cleanup policy of internal topics. Settings cannot change it: the topics hold the only copy of their data."""
 
 
-def offsets_partition(group_id: str, partitions: int) -> int:
-    """Return the partition of `__consumer_offsets` for a group, by Java's `String.hashCode` (over UTF-16 units) as in
-    Kafka."""
+def internal_partition(key: str, count: int) -> int:
+    """Return the partition, of `count` in an internal topic, for a group or transactional id: by Java's
+    `String.hashCode` (over UTF-16 units) as in Kafka."""
     value = 0
-    data = group_id.encode("utf-16-be")
+    data = key.encode("utf-16-be")
     for position in range(0, len(data), 2):
         value = (31 * value + (data[position] << 8 | data[position + 1])) & 0xFFFFFFFF
     if value >= 1 << 31:
         value = (1 << 32) - value  # the absolute value of Java's negative number
-    return 0 if value == 1 << 31 else value % partitions
+    return 0 if value == 1 << 31 else value % count
 
 
 def topic_name_problem(name: str) -> str | None:
@@ -344,3 +338,15 @@ def topic_name_problem(name: str) -> str | None:
         shown = " ".join(repr(c) for c in illegal[:5])
         return f"topic name {name[:80]!r} contains {shown}: only a-z A-Z 0-9 . _ - are legal"
     return None
+
+
+def is_encrypted(security_protocol: str) -> bool:
+    return security_protocol in (SSL, SASL_SSL)
+
+
+def uses_sasl(security_protocol: str) -> bool:
+    return security_protocol in (SASL_PLAINTEXT, SASL_SSL)
+
+
+def without_sasl(security_protocol: str) -> str:
+    return SSL if is_encrypted(security_protocol) else PLAINTEXT

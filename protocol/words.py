@@ -1,4 +1,4 @@
-"""Numbers and lists in sentences for users."""
+"""Numbers, lists and values of clients in sentences for users."""
 
 from collections.abc import Iterable
 
@@ -23,3 +23,11 @@ def all_of(noun: str, items: Iterable[object]) -> str:
     """`broker 1`, `brokers 1 and 2`."""
     shown = list(items)
     return f"{plural(len(shown), noun)} {listed(shown)}"
+
+
+def printable(text: str) -> str:
+    r"""Return the text with line breaks, control characters and other unprintable ones as escapes such as \x1b. Names
+    of groups, members and clients may contain any characters."""
+    if text.isprintable():
+        return text
+    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)

@@ -22,6 +22,7 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.messages import BrokerEpochs, Int32, Int64, Name, Replicas, TopicId
 from minibroker.protocol.model import (
     DEFAULT_LISTENER,
+    PLAINTEXT,
     Endpoint,
     LeaderAndIsr,
     RegisteredBroker,
@@ -192,7 +193,7 @@ def encode_broker(
     return msgspec.json.encode(
         _BrokerJson(
             endpoints=[f"{e.listener}://{e.host}:{e.port}" for e in endpoints],
-            listener_security_protocol_map={e.listener: "PLAINTEXT" for e in endpoints},
+            listener_security_protocol_map={e.listener: e.security_protocol for e in endpoints},
             host=plain.host if plain else None,
             port=plain.port if plain else -1,
             timestamp=str(timestamp_ms),
@@ -215,7 +216,8 @@ def decode_broker(broker_id: int, data: bytes, epoch: int) -> RegisteredBroker:
         port_number = number(port, 65_535)
         if not (separator and colon and len(listener) <= MAX_LISTENER_LENGTH) or port_number is None:
             raise MalformedZnode(f"the znode {path} has an endpoint {text!r}: NAME://HOST:PORT is expected")
-        endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), port_number))
+        protocol = node.listener_security_protocol_map.get(listener, PLAINTEXT)
+        endpoints.append(Endpoint(listener, host.removeprefix("[").removesuffix("]"), port_number, protocol))
     synced_since = node.trusted_since if node.synced_since is None else node.synced_since
     return RegisteredBroker(
         broker_id,

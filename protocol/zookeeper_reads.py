@@ -1,7 +1,8 @@
 """Reads from ZooKeeper that must not return outdated data."""
 
 from minibroker.protocol import znodes
-from minibroker.protocol.world import Check, ZooKeeperSession
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import Check, NoNode, ZooKeeperSession
 
 
 async def catch_up(session: ZooKeeperSession) -> None:
@@ -11,3 +12,13 @@ async def catch_up(session: ZooKeeperSession) -> None:
     applying it, so this sends a write that changes nothing.
     """
     await session.multi([Check(znodes.TOPICS, -1)])
+
+
+async def partition_exists(session: ZooKeeperSession, topic_partition: TopicPartition) -> bool:
+    """Return whether there is a topic of that name with that partition. Raises ZooKeeperError, MalformedZnode."""
+    await catch_up(session)
+    try:
+        data, _ = await session.get(znodes.topic_path(topic_partition.topic))
+    except NoNode:
+        return False
+    return topic_partition.partition in znodes.decode_topic(topic_partition.topic, data).partitions

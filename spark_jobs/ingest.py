@@ -96,7 +96,12 @@ def _backlog(options: dict[str, str], start: Mapping[TopicPartition, int]) -> in
     from minibroker.spark_jobs.source.options import LATEST, parse_read_options
 
     parsed = parse_read_options(options, is_streaming=True)
-    with LogClient(parsed.bootstrap, f"{parsed.client_id}-progress") as client:
+    with LogClient(
+        parsed.bootstrap,
+        f"{parsed.client_id}-progress",
+        isolation_level=parsed.isolation_level,
+        security=parsed.security,
+    ) as client:
         partitions = client.topics(parsed.subscription).partitions
         ends = client.known_offsets(dict.fromkeys(partitions, LATEST))
     return sum(offset - start.get(partition, 0) for partition, offset in ends.items())

@@ -48,7 +48,12 @@ def compute_batch_layer(spark: SparkSession, source: Source, directory: Path, vi
         "includeHeaders": "true",
     }
     options = parse_read_options(bounds | {"startingOffsets": source.starting}, is_streaming=False)
-    with LogClient(options.bootstrap, f"{options.client_id}-batch") as client:
+    with LogClient(
+        options.bootstrap,
+        f"{options.client_id}-batch",
+        isolation_level=options.isolation_level,
+        security=options.security,
+    ) as client:
         start = starting_offsets(client, options)
     bounds |= {"startingOffsets": json.dumps(to_json(start)), "endingOffsets": json.dumps(to_json(end))}
     content = {"job": "batch layer", "view": view}
@@ -148,7 +153,12 @@ class Lambda:
 
     def _now(self) -> Offsets:
         options = parse_read_options(self._source.subscription, is_streaming=True)
-        with LogClient(options.bootstrap, f"{options.client_id}-batch") as client:
+        with LogClient(
+            options.bootstrap,
+            f"{options.client_id}-batch",
+            isolation_level=options.isolation_level,
+            security=options.security,
+        ) as client:
             return latest_offsets(client, options)
 
 

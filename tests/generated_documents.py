@@ -1,7 +1,8 @@
-"""The generated parts of the documents: state diagrams and the table of rooms.
+"""The generated parts of the documents: state diagrams, the table of rooms, and the access that each API needs.
 
-The diagrams come from the tables in `controller/decisions/states` and `broker/groups/states.py`, the rooms from the
-first sentence of each folder's `__init__.py`. `make diagrams` writes them, and a test fails if a document differs.
+The diagrams come from the tables in `controller/decisions/states`, `broker/groups/states.py` and
+`broker/transactions/states.py`, the access from `broker/security/table.py`, the rooms from the first sentence of each
+folder's `__init__.py`. `make diagrams` writes them, and a test fails if a document differs.
 """
 
 from __future__ import annotations
@@ -13,12 +14,17 @@ from pathlib import Path
 from typing import TypeVar
 
 from minibroker.broker.groups import states as group
+from minibroker.broker.security.table import ACCESS
+from minibroker.broker.transactions import states as transaction
 from minibroker.controller.decisions.states import partition, replica
+from minibroker.protocol.apis import APIS
 
 ROOT = Path(__file__).parents[1]
+SECURITY = ROOT / "docs/security.md"
 ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 CONTROLLER = ROOT / "docs/internals/controller.md"
 GROUPS = ROOT / "docs/internals/groups.md"
+TRANSACTIONS = ROOT / "docs/internals/transactions.md"
 PARTS = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")
 
 S = TypeVar("S", bound=Enum)
@@ -47,12 +53,23 @@ def rooms() -> str:
     return "\n".join(rows)
 
 
+def access() -> str:
+    """Return a table with the operations that each API needs, and what happens without them."""
+    rows = ["| API | operation | on | without it |", "|---|---|---|---|"]
+    for key, steps in sorted(ACCESS.items(), key=lambda row: APIS[row[0]].name):
+        needs = dict.fromkeys(need for step in steps for need in step.needs)
+        rows += [f"| {APIS[key].name} | {n.operation.shown} | {n.kind.shown} | {n.effect} |" for n in needs]
+    return "\n".join(rows)
+
+
 BLOCKS = {
+    SECURITY: {"access": access()},
     CONTROLLER: {
         "states of a partition": diagram(partition.VALID_PREVIOUS_STATES),
         "states of a replica": diagram(replica.VALID_PREVIOUS_STATES),
     },
     GROUPS: {"states of a group": diagram(group.VALID_PREVIOUS_STATES)},
+    TRANSACTIONS: {"states of a transactional id": diagram(transaction.VALID_PREVIOUS_STATES)},
     ARCHITECTURE: {"rooms": rooms()},
 }
 

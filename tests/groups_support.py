@@ -12,6 +12,8 @@ from pathlib import Path
 
 from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.groups.group import Group
+from minibroker.broker.network.request_channel import Session
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     UpdateMetadataBroker,
@@ -21,6 +23,14 @@ from minibroker.protocol.messages import (
     UpdateMetadataTopic,
 )
 from minibroker.protocol.messages import groups as g
+from minibroker.protocol.messages.fields import Attempt
+from minibroker.protocol.messages.transactions import (
+    TransactionMarker,
+    TransactionTopic,
+    TxnOffsetCommitPartition,
+    TxnOffsetCommitRequest,
+    TxnOffsetCommitTopic,
+)
 from minibroker.protocol.model import DEFAULT_LISTENER, OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.topic_ids import make
 from tests.replication_support import ME, ORDERS, OneBroker, state, with_one_broker
@@ -38,9 +48,25 @@ Scenario = Callable[["CoordinatedGroups"], Awaitable[None]]
 class CoordinatedGroups:
     def __init__(self, broker: OneBroker) -> None:
         self.broker = broker
+        self.questions: list[tuple[TopicPartition, str, bool]] = []
+        """The questions to coordinators of transactions: about which partition, id, and whether it should be added."""
+        self.answer: Callable[[], Awaitable[ErrorCode]] = _yes
+        """The answer to them."""
         self.groups = GroupCoordination(
-            broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start
+            broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start, self._verify
         )
+
+    async def _verify(
+        self,
+        topic_partition: TopicPartition,
+        transactional_id: str,
+        producer_id: int,
+        producer_epoch: int,
+        *,
+        adds: bool,
+    ) -> ErrorCode:
+        self.questions.append((topic_partition, transactional_id, adds))
+        return await self.answer()
 
     # -- the controller --
 
@@ -105,6 +131,8 @@ class CoordinatedGroups:
         rebalance_timeout_ms: int = 20_000,
         protocol_type: str = "consumer",
         is_gone: Callable[[], bool] = lambda: False,
+        connection: Session | None = None,
+        requires_known_member_id: bool = True,
     ) -> asyncio.Future[g.JoinGroupResponse]:
         answer: asyncio.Future[g.JoinGroupResponse] = asyncio.get_running_loop().create_future()
         body = g.JoinGroupRequest(
@@ -115,8 +143,10 @@ class CoordinatedGroups:
             instance,
             protocol_type,
             [g.JoinGroupProtocol(name, metadata) for name, metadata in protocols],
+            requires_known_member_id=requires_known_member_id,
         )
-        self.groups.members.join(body, "client", "host", answer.set_result, is_gone)
+        self.groups.members.join(body, "client", "host", answer.set_result, is_gone, connection)
+        assert not body.protocols or answer.done()  # a request that waits does not keep them
         return answer
 
     def join_new(
@@ -193,7 +223,7 @@ class CoordinatedGroups:
         partition: TopicPartition = ORDERS,
         topic_id: str = "",
         metadata: str | None = None,
-        attempt: g.Attempt | None = None,
+        attempt: Attempt | None = None,
     ) -> asyncio.Future[int]:
         answer: asyncio.Future[int] = asyncio.get_running_loop().create_future()
         topic = g.OffsetCommitTopic(
@@ -203,19 +233,71 @@ class CoordinatedGroups:
         self.groups.commits.commit(body, lambda topics: answer.set_result(topics[0].partitions[0].error_code))
         return answer
 
+    def commit_in_transaction(
+        self,
+        offset: int,
+        *,
+        producer_id: int = 7,
+        producer_epoch: int = 0,
+        group_id: str = GROUP,
+        member_id: str = "",
+        generation_id: int = -1,
+        instance: str | None = None,
+        partition: TopicPartition = ORDERS,
+        topic_id: str = "",
+        metadata: str | None = None,
+        attempt: Attempt | None = None,
+    ) -> asyncio.Task[int]:
+        asked = TxnOffsetCommitPartition(partition.partition, offset, -1, metadata)
+        body = TxnOffsetCommitRequest(
+            "transfers",
+            group_id,
+            producer_id,
+            producer_epoch,
+            [TxnOffsetCommitTopic(partition.topic, [asked], topic_id)],
+            generation_id,
+            member_id,
+            instance,
+            attempt=attempt,
+        )
+
+        async def commit() -> int:
+            topics = await self.groups.transactional_commits.commit(body)
+            return topics[0].partitions[0].error_code
+
+        return asyncio.ensure_future(commit())
+
+    def end_transaction(self, *, committed: bool, producer_id: int = 7, epoch: int = 1) -> None:
+        """Append the marker, as the transaction's coordinator asks the leader to."""
+        topics = [TransactionTopic(OFFSETS_TOPIC, [OFFSETS.partition])]
+        marker = TransactionMarker(producer_id, epoch, committed, 1, topics)
+        self.broker.replicas.appender.write_markers(marker, timeout_ms=1_000, respond=lambda _: None)
+
     def fetch(
-        self, partition: TopicPartition = ORDERS, *, group_id: str = GROUP
+        self, partition: TopicPartition | None = ORDERS, *, group_id: str = GROUP, require_stable: bool = False
     ) -> asyncio.Future[g.OffsetFetchGroupResponse]:
+        """Fetch the offset of a partition; None: all offsets."""
         answer: asyncio.Future[g.OffsetFetchGroupResponse] = asyncio.get_running_loop().create_future()
-        wanted = [g.OffsetFetchTopic(partition.topic, [partition.partition])]
-        body = g.OffsetFetchRequest([g.OffsetFetchGroup(group_id, wanted)])
-        self.groups.commits.fetch(body, lambda response: answer.set_result(response.groups[0]))
+        wanted = None if partition is None else [g.OffsetFetchTopic(partition.topic, [partition.partition])]
+        body = g.OffsetFetchRequest([g.OffsetFetchGroup(group_id, wanted)], require_stable)
+        self.groups.commits.fetch(body, lambda _, steps: answer.set_result(finish_at_once(steps).groups[0]))
         return answer
+
+    async def stable_offset(self, partition: TopicPartition = ORDERS, *, group_id: str = GROUP) -> int | ErrorCode:
+        """Return the offset or the error of a fetch that requires a stable offset."""
+        fetched = await self.fetch(partition, group_id=group_id, require_stable=True)
+        assert fetched.error_code == ErrorCode.NONE, ErrorCode(fetched.error_code).name
+        found = fetched.topics[0].partitions[0]
+        return ErrorCode(found.error_code) if found.error_code else found.committed_offset
 
     async def committed(self, partition: TopicPartition = ORDERS, *, group_id: str = GROUP) -> int:
         fetched = await self.fetch(partition, group_id=group_id)
         assert fetched.error_code == ErrorCode.NONE, ErrorCode(fetched.error_code).name
         return fetched.topics[0].partitions[0].committed_offset
+
+
+async def _yes() -> ErrorCode:
+    return ErrorCode.NONE
 
 
 def with_groups(

@@ -9,7 +9,7 @@ from random import Random
 from typing import Any
 
 from minibroker.protocol.kafka.schema import Field, Schema
-from minibroker.protocol.kafka.types import BOOL, BYTES, RECORDS, STRING, UUID, Array, Fixed, Type
+from minibroker.protocol.kafka.types import BOOL, BYTES, FLOAT64, RECORDS, STRING, UUID, Array, Fixed, Type
 from minibroker.protocol.topic_ids import make
 
 with warnings.catch_warnings():  # it reads its schemas in a way that Python 3.11 deprecates
@@ -32,14 +32,14 @@ RENAMED = dict.fromkeys(("topic_authorized_operations", "cluster_authorized_oper
 SINCE_RENAMED = {"generation_id_or_member_epoch": "generation_id"}
 """Fields that Kafka has renamed since, because newer versions use them in another way."""
 
-_NAMES = {"b": "int8", "h": "int16", "i": "int32", "q": "int64", "?": "bool"}
+_NAMES = {"b": "int8", "h": "int16", "i": "int32", "q": "int64", "d": "float64", "?": "bool"}
 
 
 def in_words(schema: Schema, version: int) -> list[tuple[Any, ...]]:
     """Return the fields of a version, each as name, type, nested fields, nullability, and tag."""
     return [
         (
-            RENAMED.get(field.name, field.name),
+            RENAMED.get(field.kafka_name, field.kafka_name),
             *_type_in_words(field.type, version),
             version in field.nullable,
             field.tag,
@@ -141,6 +141,8 @@ def _random_of(random: Random, type: Type, version: int, texts: Sequence[str]) -
     if isinstance(type, Fixed):
         if type is BOOL:
             return random.random() < 0.5
+        if type is FLOAT64:
+            return random.choice((-1.5, 0.0, 1e300))
         bits = {"b": 7, "h": 15, "i": 31, "q": 63}[type.character]
         return random.choice((-1, 0, 1, -(2**bits), 2**bits - 1))
     if type is UUID:

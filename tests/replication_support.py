@@ -14,6 +14,7 @@ from minibroker.broker.replication.appending import ToAppend
 from minibroker.broker.replication.delayed import DeletionStatus, ProduceStatus
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition, Settings
+from minibroker.broker.replication.questions import Question
 from minibroker.broker.replication.reading import FetchAnswer
 from minibroker.broker.scheduling.supervisor import Supervisor
 from minibroker.broker.settings.broker_config import BrokerConfig
@@ -22,6 +23,7 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.protocol import znodes
 from minibroker.protocol.connections.broker_connections import BrokerConnections
+from minibroker.protocol.errors import ErrorCode, error_of
 from minibroker.protocol.messages import (
     DeleteRecordsPartitionResult,
     FetchPartition,
@@ -41,7 +43,9 @@ from minibroker.protocol.messages import (
     UpdateMetadataEndpoint,
     UpdateMetadataRequest,
 )
+from minibroker.protocol.messages.transactions import TransactionMarker, TransactionTopic
 from minibroker.protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
+from minibroker.protocol.records import READ_UNCOMMITTED
 from minibroker.protocol.world import ZooKeeperSession
 from minibroker.protocol.world.real import RealDisk
 from tests.simulation.simulator.loop import run
@@ -246,14 +250,40 @@ class OneBroker:
         timeout_ms: int = 1_000,
         partition: TopicPartition = ORDERS,
         topic_id: str = TOPIC_ID,
+        question: Question | None = None,
     ) -> asyncio.Future[ProducePartitionResponse]:
         answer: asyncio.Future[ProducePartitionResponse] = asyncio.get_running_loop().create_future()
 
         def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
             answer.set_result(statuses[partition].response)
 
-        self.replicas.appender.produce(
-            [ToAppend(partition, topic_id, records)], acks=acks, timeout_ms=timeout_ms, respond=respond
+        appender = self.replicas.appender
+        statuses = appender.append([ToAppend(partition, topic_id, records, question=question)], acks)
+        appender.await_replicas(statuses, timeout_ms=timeout_ms, respond=respond)
+        return answer
+
+    def end_transaction(
+        self,
+        producer_id: int,
+        *,
+        epoch: int = 0,
+        committed: bool = True,
+        coordinator_epoch: int = 0,
+        raises_epoch: bool = False,
+        timeout_ms: int = 1_000,
+        partitions: tuple[TopicPartition, ...] = (ORDERS,),
+    ) -> asyncio.Future[dict[TopicPartition, ErrorCode]]:
+        """Write the marker to these partitions. The result has the outcome in each."""
+        answer: asyncio.Future[dict[TopicPartition, ErrorCode]] = asyncio.get_running_loop().create_future()
+        topics = [TransactionTopic(p.topic, [p.partition]) for p in partitions]
+
+        def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
+            answer.set_result({p: error_of(status.response.error_code) for p, status in statuses.items()})
+
+        self.replicas.appender.write_markers(
+            TransactionMarker(producer_id, epoch, committed, coordinator_epoch, topics, raises_epoch),
+            timeout_ms=timeout_ms,
+            respond=respond,
         )
         return answer
 
@@ -265,6 +295,7 @@ class OneBroker:
         max_wait_ms: int = 0,
         min_bytes: int = 1,
         max_bytes: int = 1 << 20,
+        isolation: int = READ_UNCOMMITTED,
         topic_id: str = TOPIC_ID,
     ) -> asyncio.Future[list[FetchPartitionResponse]]:
         answer: asyncio.Future[list[FetchPartitionResponse]] = asyncio.get_running_loop().create_future()
@@ -273,7 +304,13 @@ class OneBroker:
             answer.set_result([response for _, response in found])
 
         request = FetchRequest(
-            replica, max_wait_ms, min_bytes, max_bytes, 0, [FetchTopic(TOPIC, topic_id, list(fetches))], broker_epoch
+            replica,
+            max_wait_ms,
+            min_bytes,
+            max_bytes,
+            isolation,
+            [FetchTopic(TOPIC, topic_id, list(fetches))],
+            broker_epoch,
         )
         self.replicas.reader.fetch(request, respond)
         return answer

@@ -70,21 +70,30 @@ _AT_RUN_TIME = (
         "`max.connections`, `max.connections.per.ip`, `max.connection.creation.rate`",
         "dynamic; open connections stay open",
     ),
-    ("`max.connections.per.ip.overrides`, `listener.name.NAME.*`", "without effect: a limit applies to a plane"),
+    ("`max.connections.per.ip.overrides`", "without effect: a limit applies to a plane"),
     (
         "`background.threads`, `num.replica.fetchers`, `num.recovery.threads.per.data.dir`",
         "without effect: there are no such threads",
     ),
     ("`producer.id.expiration.ms`", "dynamic"),
-    ("`transaction.partition.verification.enable`", "without effect: there are no transactions"),
+    ("`transaction.partition.verification.enable`", "dynamic"),
     (
         "`advertised.listeners`",
         "dynamic, for a single broker: it registers again, and other brokers lead its partitions in the meantime",
     ),
     ("`listeners`", "read-only: a listener is bound when the broker starts"),
     (
-        "`listener.security.protocol.map`, `ssl.*`, `sasl.*`, `principal.builder.class`",
-        "without effect: there is no TLS and no SASL",
+        "`listener.security.protocol.map`, `ssl.*`",
+        "read-only; a renewed certificate is used when its file changes ([Security](security.md))",
+    ),
+    ("`listener.name.NAME.*`", "read-only, as the same settings without the prefix"),
+    (
+        "`sasl.enabled.mechanisms`, `sasl.oauthbearer.*` (those below), `plain.sasl.jaas.config`",
+        "read-only; names that end in `jaas.config`, `password` or `secret` are never stored in ZooKeeper",
+    ),
+    (
+        "other `sasl.*`, `principal.builder.class`",
+        "without effect: brokers use no SASL among themselves, and there are no Kerberos and no plug-ins",
     ),
     (
         "`metric.reporters`, `remote.log.*`",

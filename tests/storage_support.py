@@ -6,7 +6,7 @@ import asyncio
 import errno
 import os
 from collections import Counter
-from collections.abc import Callable, Coroutine, Generator, Iterable, Sequence
+from collections.abc import Callable, Coroutine, Iterable, Sequence
 from pathlib import Path
 from random import Random
 from typing import Any, NamedTuple, TypeVar
@@ -22,6 +22,7 @@ from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     CRC_END,
+    LIMIT,
     MAGIC_COLUMNS,
     BatchHeader,
     encode_batch,
@@ -246,6 +247,7 @@ def batch(
     sequence: int = 0,
     fill: bytes = b"",
     magic: int = MAGIC_COLUMNS,
+    transactional: bool = False,
 ) -> bytes:
     """Return a producer's batch of `count` records of `size` bytes, one millisecond apart."""
     idempotent = producer_id >= 0
@@ -259,6 +261,7 @@ def batch(
             producer_epoch=producer_epoch if idempotent else -1,
             base_sequence=sequence if idempotent else -1,
             magic=magic,
+            transactional=transactional,
         )
     )
 
@@ -294,6 +297,8 @@ def open_log(
     recovery_point: int = 0,
     clean: bool = False,
     log_start_offset: int | None = 0,
+    high_watermark: int = LIMIT,
+    partition: TopicPartition = PARTITION,
 ) -> Opened:
     """Open the log in the directory `path`, as a LogManager does."""
     world = world or StorageWorld()
@@ -306,20 +311,11 @@ def open_log(
         recovery_point=recovery_point,
         clean=clean,
         log_start_offset=log_start_offset,
+        high_watermark=high_watermark,
         index_interval_bytes=config.index_interval_bytes,
         now_ms=world.clock.wall_ms(),
     )
-    return Opened(Log(directory, path, PARTITION, "", config, recovered), directory, world)
-
-
-def at_once(steps: Generator[None, None, T]) -> T:
-    """Run work in steps to its end, and return its result."""
-    while True:
-        try:
-            next(steps)
-        except StopIteration as end:
-            result: T = end.value
-            return result
+    return Opened(Log(directory, path, partition, "", config, recovered), directory, world)
 
 
 def everything(log: Log) -> bytes:

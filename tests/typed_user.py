@@ -9,12 +9,21 @@ from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from typing import assert_type
 
 from minibroker import (
+    DEFAULT_ENTITY,
+    AccessControlEntry,
+    AclBinding,
+    AclErrors,
+    AclFilter,
+    AclOperation,
+    AclPermissionType,
+    AclResourceType,
     Address,
     Admin,
     AlterOperation,
     ApiTimedOut,
     ArrowArray,
     Assignor,
+    AuthenticationFailed,
     BatchDelivery,
     BatchDeliveryFailed,
     BatchMetadata,
@@ -26,6 +35,7 @@ from minibroker import (
     Closed,
     ClusterDescription,
     CommitFailed,
+    CommitOutcomeUnknown,
     ConfigChange,
     ConfigEntry,
     ConfigErrors,
@@ -48,8 +58,10 @@ from minibroker import (
     GroupDescription,
     GroupErrors,
     GroupListing,
+    GroupMetadata,
     InvalidAssignment,
     InvalidSetting,
+    InvalidTransactionState,
     ListenerTimedOut,
     LogDirDescription,
     LogDirReplica,
@@ -69,14 +81,25 @@ from minibroker import (
     PartitionReassignment,
     Partitions,
     PartMetadata,
+    PatternType,
+    Processor,
     Producer,
+    ProducerErrors,
+    ProducerFenced,
+    ProducerRecord,
+    ProducerState,
+    QuotaEntity,
+    QuotaErrors,
     RebalanceListener,
     RebalanceProtocol,
     Record,
     RecordMetadata,
     RecordPartitioner,
+    ResourcePattern,
     ResourceType,
     RoundRobin,
+    ScramCredentialInfo,
+    Security,
     SerializationFailed,
     Subscription,
     TimelineRead,
@@ -84,6 +107,15 @@ from minibroker import (
     TopicDescription,
     TopicErrors,
     TopicPartition,
+    Transaction,
+    TransactionAborted,
+    TransactionalIdErrors,
+    TransactionDescription,
+    TransactionError,
+    TransactionListing,
+    UserErrors,
+    UserScramCredentialDeletion,
+    UserScramCredentialUpsertion,
     WithinListener,
     WithoutKey,
     WrongEventLoop,
@@ -137,6 +169,14 @@ async def produce() -> None:
         assert_type(places.parts, tuple[PartMetadata, ...])
         assert_type(places.offsets(), list[tuple[int, int]])
         await producer.flush()
+    consumer = Consumer(BOOTSTRAP, group="billing", isolation_level="read_committed")
+    async with Producer(BOOTSTRAP, transactional_id="billing-1", transaction_timeout_ms=10_000) as transactional:
+        async with transactional.transaction() as transaction:
+            assert_type(transaction, Transaction)
+            transactional.send("orders", b"v")
+            assert_type(consumer.group_metadata(), GroupMetadata)
+            await transaction.send_offsets({P0: 7}, consumer.group_metadata())
+        assert_type(await transaction.was_committed(), bool)
     partitioners: tuple[RecordPartitioner, ...] = (by_length, RoundRobin())
     for partitioner in partitioners:
         other = Producer(BOOTSTRAP, partitioner=partitioner)
@@ -201,6 +241,7 @@ async def consume() -> None:
         await consumer.commit({P0: 7})
         await consumer.commit_nowait({P0: OffsetAndMetadata(7, leader_epoch=1, metadata="m")})
         assert_type(await consumer.committed(P0), dict[TopicPartition, OffsetAndMetadata | None])
+        assert_type(consumer.group_metadata(), GroupMetadata)
         assert_type(await consumer.position(P0), int)
         assert_type(consumer.position_epoch(P0), int | None)
         consumer.seek(P0, 3, leader_epoch=1)
@@ -237,6 +278,24 @@ async def administer() -> None:
         cluster = await admin.describe_cluster()
         assert_type(cluster, ClusterDescription)
         assert_type(cluster.brokers, tuple[BrokerDescription, ...])
+        acl = AclBinding(
+            ResourcePattern(AclResourceType.TOPIC, "orders", PatternType.PREFIXED),
+            AccessControlEntry("User:alice", "*", AclOperation.READ, AclPermissionType.ALLOW),
+        )
+        try:
+            await admin.create_acls([acl])
+            password = UserScramCredentialUpsertion("alice", "SCRAM-SHA-256", "secret", iterations=8192)
+            await admin.alter_user_scram_credentials([password, UserScramCredentialDeletion("bob", "SCRAM-SHA-512")])
+        except AclErrors as failed:
+            assert_type(failed.errors, dict[AclBinding, MinibrokerError])
+        except UserErrors as some:
+            assert_type(some.results, dict[str, tuple[ScramCredentialInfo, ...]])
+        except AuthenticationFailed as refused:
+            print(refused.reason)
+        assert_type(await admin.describe_acls(AclFilter(principal="User:alice")), list[AclBinding])
+        users = await admin.describe_user_scram_credentials(["alice"])
+        assert_type(users, dict[str, tuple[ScramCredentialInfo, ...]])
+        assert_type(await admin.delete_acls([AclFilter(AclResourceType.TOPIC, "orders")]), list[AclBinding])
         dirs = await admin.describe_log_dirs([1])
         assert_type(dirs, dict[int, tuple[LogDirDescription, ...]])
         assert_type(dirs[1][0].replicas, Mapping[TopicPartition, LogDirReplica])
@@ -254,9 +313,13 @@ async def administer() -> None:
         change = ConfigChange.set("retention.ms", 1_000)
         assert_type(change.operation, AlterOperation)
         await admin.incremental_alter_configs({resource: [change, ConfigChange.delete("retention.bytes")]})
+        entity = QuotaEntity(user="alice", client_id=DEFAULT_ENTITY)
+        await admin.alter_client_quotas({entity: {"producer_byte_rate": 1_000, "request_percentage": None}})
+        assert_type(await admin.describe_client_quotas(user="alice"), dict[QuotaEntity, dict[str, float]])
         assert_type(await admin.delete_records({P0: -1}), dict[TopicPartition, int])
         offsets = await admin.list_offsets({P0: "max_timestamp", TopicPartition("a", 0): 1_700_000_000_000})
         assert_type(offsets, dict[TopicPartition, OffsetAndTimestamp | None])
+        await admin.list_offsets({P0: "latest"}, isolation_level="read_committed")
         assert_type(await admin.elect_leaders("preferred", [P0]), dict[TopicPartition, bool])
         assert_type(await admin.list_groups(["Stable"]), list[GroupListing])
         group = (await admin.describe_groups(["billing"]))["billing"]
@@ -269,17 +332,57 @@ async def administer() -> None:
         await admin.alter_group_offsets("billing", {P0: 7})
         await admin.delete_group_offsets("billing", [P0])
         await admin.delete_groups(["billing"])
+        assert_type(await admin.list_transactions(states=["Ongoing"], duration_ms=1), list[TransactionListing])
+        transaction = (await admin.describe_transactions(["etl"]))["etl"]
+        assert_type(transaction, TransactionDescription)
+        assert_type(transaction.partitions, tuple[TopicPartition, ...])
+        assert_type(await admin.describe_producers([P0]), dict[TopicPartition, tuple[ProducerState, ...]])
+        await admin.fence_producers(["etl"])
+        await admin.abort_transaction(P0, producer_id=1, producer_epoch=0, coordinator_epoch=0, start_offset=3)
         assert_type(await admin.timeline(), TimelineRead)
         assert_type(admin.timeline_reader(since_ms=1), TimelineReader)
         print((await admin.timeline_reader().read()).errors)
         await admin.delete_topic("orders")
         await admin.delete_topics(["a", "b"])
-    other = Admin(BOOTSTRAP)
+    security: Security = {"security_protocol": "PLAINTEXT", "ssl_cafile": None}
+    other = Admin(BOOTSTRAP, **security)
     await other.start()
     await other.close()
 
 
 # --- blocking ---
+
+
+async def bills(records: list[Record]) -> AsyncIterator[ProducerRecord]:
+    for record in records:
+        yield ProducerRecord("bills", record.value, key=record.key)
+
+
+def bills_blocking(records: list[Record]) -> list[ProducerRecord]:
+    return [ProducerRecord("bills", record.value) for record in records]
+
+
+async def process() -> None:
+    for group in ("a", "b"):
+        async with Processor(BOOTSTRAP, topics=["orders"], group=group, transactional_id="t", process=bills) as one:
+            one.stop()
+            assert_type(await one.run(), None)
+    other = Processor(BOOTSTRAP, pattern="o.*", group="g", group_instance_id="i", process=lambda _: None)
+    await other.start()
+    await other.close()
+    Processor(BOOTSTRAP, topics=["orders"], group="g", transactional_id="t", process=len)  # type: ignore[arg-type]
+
+
+def process_blocking() -> None:
+    with sync.Processor(
+        BOOTSTRAP, topics=["orders"], group="g", transactional_id="t", process=bills_blocking
+    ) as processor:
+        processor.stop()
+        assert_type(processor.run(), None)
+    sync.Processor(BOOTSTRAP, topics=["orders"], group="g", transactional_id="t", process=bills)  # type: ignore[arg-type]
+    other = sync.Processor(BOOTSTRAP, pattern="o.*", group="g", group_instance_id="i", process=lambda _: None)
+    other.start()
+    other.close()
 
 
 def produce_blocking() -> None:
@@ -296,6 +399,11 @@ def produce_blocking() -> None:
         assert_type(batch.result(timeout_ms=10), BatchMetadata)
         producer.flush()
         producer.flush(timeout_ms=10)
+    with sync.Producer(BOOTSTRAP, transactional_id="billing-1", transaction_timeout_ms=10_000) as transactional:
+        with transactional.transaction() as transaction:
+            assert_type(transaction, sync.Transaction)
+            transaction.send_offsets({P0: OffsetAndMetadata(7)}, GroupMetadata("billing"))
+        assert_type(transaction.was_committed(), bool)
     other = sync.Producer([BOOTSTRAP], partitioner=by_length)
     other.start()
     other.close(timeout_ms=10)
@@ -334,6 +442,7 @@ def consume_blocking() -> None:
         committing = consumer.commit_nowait({P0: OffsetAndMetadata(7)})
         assert_type(committing, concurrent.futures.Future[None])
         assert_type(consumer.committed(P0), dict[TopicPartition, OffsetAndMetadata | None])
+        assert_type(consumer.group_metadata(), GroupMetadata)
         assert_type(consumer.position(P0), int)
         assert_type(consumer.position_epoch(P0), int | None)
         consumer.seek(P0, 3, leader_epoch=1)
@@ -363,6 +472,15 @@ def administer_blocking() -> None:
         assert_type(admin.describe_topic("orders"), TopicDescription)
         assert_type(admin.describe_topics(["a"]), dict[str, TopicDescription])
         assert_type(admin.describe_cluster(), ClusterDescription)
+        acl = AclBinding(
+            ResourcePattern(AclResourceType.TOPIC, "orders"),
+            AccessControlEntry("User:alice", "*", AclOperation.READ, AclPermissionType.ALLOW),
+        )
+        admin.create_acls([acl])
+        admin.alter_user_scram_credentials([UserScramCredentialDeletion("bob", "SCRAM-SHA-512")])
+        assert_type(admin.describe_acls(AclFilter(principal="User:alice")), list[AclBinding])
+        assert_type(admin.describe_user_scram_credentials(), dict[str, tuple[ScramCredentialInfo, ...]])
+        assert_type(admin.delete_acls([AclFilter(AclResourceType.TOPIC, "orders")]), list[AclBinding])
         assert_type(admin.describe_log_dirs([1]), dict[int, tuple[LogDirDescription, ...]])
         admin.alter_partition_reassignments({P0: [1, 2, 3]})
         assert_type(admin.list_partition_reassignments([P0]), dict[TopicPartition, PartitionReassignment])
@@ -370,6 +488,8 @@ def administer_blocking() -> None:
         described = admin.describe_configs([resource], names=["retention.ms"])
         assert_type(described, dict[ConfigResource, dict[str, ConfigEntry]])
         admin.incremental_alter_configs({resource: [ConfigChange.append("a", "b")]}, validate_only=True)
+        admin.alter_client_quotas({QuotaEntity(client_id="a"): {"consumer_byte_rate": 1e6}}, validate_only=True)
+        assert_type(admin.describe_client_quotas(), dict[QuotaEntity, dict[str, float]])
         assert_type(admin.delete_records({P0: -1}), dict[TopicPartition, int])
         assert_type(admin.list_offsets({P0: "latest"}), dict[TopicPartition, OffsetAndTimestamp | None])
         assert_type(admin.elect_leaders("unclean"), dict[TopicPartition, bool])
@@ -380,6 +500,11 @@ def administer_blocking() -> None:
         admin.alter_group_offsets("billing", {P0: OffsetAndMetadata(7)})
         admin.delete_group_offsets("billing", [P0])
         admin.delete_groups(["billing"])
+        assert_type(admin.list_transactions(producer_ids=[1]), list[TransactionListing])
+        assert_type(admin.describe_transactions(["etl"]), dict[str, TransactionDescription])
+        assert_type(admin.describe_producers([P0]), dict[TopicPartition, tuple[ProducerState, ...]])
+        admin.fence_producers(["etl"])
+        admin.abort_transaction(P0, producer_id=1, producer_epoch=0, coordinator_epoch=0, start_offset=3)
         print(admin.timeline().entries)
         reader = admin.timeline_reader()
         assert_type(reader, sync.TimelineReader)
@@ -399,6 +524,8 @@ async def break_cluster() -> None:
         2, topics=["a", NewTopic("b")], settings={"x": "y"}, broker_settings={2: {"x": "z"}}
     ) as cluster:
         assert_type(cluster.bootstrap_servers, str)
+        assert_type(await cluster.add_user("alice"), Security)
+        print(cluster.ssl_bootstrap_servers, cluster.security("alice"), cluster.certificates.authority)
         print(cluster.directory / "logs", cluster.log_of("zookeeper").read_text())
         assert_type(await cluster.find("all"), list[testing.Member])
         await cluster.create_topics(["c"])
@@ -422,6 +549,8 @@ async def break_cluster() -> None:
 def break_cluster_blocking() -> None:
     with testing.SyncLocalCluster(2, topics=["a"], settings={"x": "y"}, broker_settings={2: {"x": "z"}}) as cluster:
         assert_type(cluster.bootstrap_servers, str)
+        assert_type(cluster.add_user("alice"), Security)
+        print(cluster.ssl_bootstrap_servers, cluster.security("alice"), cluster.certificates.authority)
         print(cluster.directory / "logs", cluster.log_of(1).read_text())
         assert_type(cluster.find(1), list[testing.Member])
         cluster.create_topics(["c"])
@@ -452,6 +581,10 @@ def explain(error: MinibrokerError) -> object:
             return assert_type(failures, tuple[FailedRecord, ...])
         case TopicErrors(errors=by_topic):
             return assert_type(by_topic, dict[str, MinibrokerError])
+        case TransactionalIdErrors(results=of_ids):
+            return assert_type(of_ids, dict[str, TransactionDescription])
+        case ProducerErrors(results=of_producers):
+            return assert_type(of_producers, dict[TopicPartition, tuple[ProducerState, ...]])
         case GroupErrors(results=of_groups):
             return of_groups
         case PartitionErrors(errors=by_partition) | CommitFailed(errors=by_partition):
@@ -460,6 +593,8 @@ def explain(error: MinibrokerError) -> object:
             return of_brokers
         case ConfigErrors(results=of_resources):
             return of_resources
+        case QuotaErrors(errors=of_entities):
+            return of_entities
         case CorruptBatch(next_offset=offset):
             return assert_type(offset, int | None)
         case LogTruncated(diverging_offset=offset):
@@ -472,6 +607,12 @@ def explain(error: MinibrokerError) -> object:
             return "try again"
         case Closed() | ClientCrashed() | WrongEventLoop() | WithinListener() | ForkedClient():
             return "make another client"
+        case ProducerFenced(is_commit_unknown=is_commit_unknown):
+            return assert_type(is_commit_unknown, bool)
+        case TransactionAborted() | CommitOutcomeUnknown() | InvalidTransactionState():
+            return "repeat it, or find out"
+        case TransactionError(is_fatal=is_fatal):
+            return assert_type(is_fatal, bool)
         case ListenerTimedOut():
             return "a shorter listener"
         case PartialFailure(errors=errors):

@@ -6,7 +6,7 @@ way. Nothing is retried here, because only the sender knows whether a repetition
 
 import asyncio
 from collections.abc import Callable
-from typing import Any, TypeVar
+from typing import Any, NamedTuple, TypeVar
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.protocol import apis
@@ -15,6 +15,7 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError
 from minibroker.protocol.messages import EnvelopeRequest, EnvelopeResponse, Message
+from minibroker.protocol.principal import ANONYMOUS, Principal
 
 CONNECT_TIMEOUT_S = 10.0
 """Kafka's socket.connection.setup.timeout.ms."""
@@ -22,6 +23,19 @@ LOOK_EVERY_S = 1.0
 """Time between checks whether the answer is still wanted and the broker is still the controller."""
 ENVELOPE_BYTES = 256
 """Upper bound of the bytes that an envelope adds to its request."""
+
+
+class Sender(NamedTuple):
+    """The client that has sent a request."""
+
+    principal: Principal
+    host: str
+    client_id: str | None
+    is_before_mutation_quotas: bool = False
+    """It does not know THROTTLING_QUOTA_EXCEEDED."""
+
+
+_NOBODY = Sender(ANONYMOUS, "", None)
 
 Asked = TypeVar("Asked", bound=Message)
 Answered = TypeVar("Answered", bound=Message)
@@ -42,10 +56,11 @@ class ForwardingManager:
         body: Asked,
         *,
         timeout_s: float,
-        is_from_client: bool = False,
+        sender: Sender | None = None,
         is_wanted: Callable[[], bool] = lambda: True,
     ) -> Answered:
-        """Return the controller's answer.
+        """Return the controller's answer. `sender`: the client that has sent the request; None: it is this broker's
+        own.
 
         Raises BrokerError: the controller's error; INVALID_REQUEST if the request is too large; or NOT_CONTROLLER if
         the controller is unknown, unreachable, does not answer or is no longer the controller, or if the answer is no
@@ -55,8 +70,9 @@ class ForwardingManager:
         endpoint = self._metadata.endpoint(controller_id)
         if endpoint is None:
             raise self._no_controller(api, "no live broker is known as the controller")
-        request_data = apis.encode_request(api, 0, None, body)[4:]
-        if len(request_data) > MAX_SMALL_REQUEST_BYTES - ENVELOPE_BYTES:
+        principal, host, client_id, is_before_mutation_quotas = sender or _NOBODY
+        request_data = apis.encode_request(api, 0, client_id, body)[4:]
+        if len(request_data) > MAX_SMALL_REQUEST_BYTES - ENVELOPE_BYTES - len(str(principal).encode()):
             raise BrokerError(
                 ErrorCode.INVALID_REQUEST,
                 f"a request for {api.name} of {len(request_data)} bytes is too large to be forwarded to the "
@@ -77,7 +93,14 @@ class ForwardingManager:
                     # The request may have waited in the socket while this broker was suspended, and a newer one may
                     # have been granted.
                     raise self._no_controller(api, "the client has disconnected")
-                envelope = EnvelopeRequest(self._broker_id, is_from_client, memoryview(request_data))
+                envelope = EnvelopeRequest(
+                    self._broker_id,
+                    sender is not None,
+                    memoryview(request_data),
+                    str(principal),
+                    host,
+                    is_before_mutation_quotas,
+                )
                 answer = await self._ask(connection, envelope, controller_id, timeout_s, is_wanted)
             finally:
                 connection.close("the request was forwarded")

@@ -1,12 +1,15 @@
-"""The internal topics, which brokers create: `__consumer_offsets`, later also `__transaction_state`."""
+"""The internal topics, which brokers create: `__consumer_offsets` and `__transaction_state`."""
 
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.messages import CreatableConfig, CreatableTopic
-from minibroker.protocol.model import OFFSETS_TOPIC
+from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC
 
 MAX_RECORD_BYTES = 10 * 1024 * 1024
 """A group with all its members is one record: up to a thousand members of 10 KiB each."""
-REPLICATION_FACTOR_SETTINGS = {OFFSETS_TOPIC: "offsets.topic.replication.factor"}
+REPLICATION_FACTOR_SETTINGS = {
+    OFFSETS_TOPIC: "offsets.topic.replication.factor",
+    TRANSACTIONS_TOPIC: "transaction.state.log.replication.factor",
+}
 
 
 def internal_topics(config: BrokerConfig) -> dict[str, CreatableTopic]:
@@ -21,4 +24,16 @@ def internal_topics(config: BrokerConfig) -> dict[str, CreatableTopic]:
             CreatableConfig("max.message.bytes", str(MAX_RECORD_BYTES)),
         ],
     )
-    return {offsets.name: offsets}
+    replicas = config.transaction_state_log_replication_factor
+    transactions = CreatableTopic(
+        TRANSACTIONS_TOPIC,
+        config.transaction_state_log_num_partitions,
+        replicas,
+        configs=[
+            CreatableConfig("cleanup.policy", "compact"),
+            CreatableConfig("segment.bytes", str(config.transaction_state_log_segment_bytes)),
+            CreatableConfig("min.insync.replicas", str(min(config.transaction_state_log_min_isr, replicas))),
+            CreatableConfig("max.message.bytes", str(MAX_RECORD_BYTES)),
+        ],
+    )
+    return {topic.name: topic for topic in (offsets, transactions)}

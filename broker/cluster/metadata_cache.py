@@ -122,7 +122,13 @@ class MetadataCache:
         """Return the data-plane endpoint of a broker for other brokers; None if it is not alive."""
         broker = self._brokers.get(broker_id)
         data = [] if broker is None else [e for e in broker.endpoints if e.listener != CONTROL_LISTENER]
-        return next((e for e in data if e.listener == DEFAULT_LISTENER), data[0] if data else None)
+        return data[0] if data else None  # a broker registers the listener for other brokers first
+
+    def listener_at(self, broker_id: int, host: str, port: int) -> str | None:
+        """Return the name of a broker's listener with this address; None if it is not known."""
+        broker = self._brokers.get(broker_id)
+        endpoints = [] if broker is None else broker.endpoints
+        return next((e.listener for e in endpoints if (e.host, e.port) == (host, port)), None)
 
     def control_endpoint(self, broker_id: int) -> UpdateMetadataEndpoint | None:
         """Return the endpoint of a broker for control requests; None if it is not alive."""
@@ -134,6 +140,10 @@ class MetadataCache:
         cached = self._topics.get(topic)
         return None if cached is None else cached.topic_id
 
+    def denies(self, topic: str) -> bool:
+        """Return whether there is no topic of that name, as far as this broker knows."""
+        return topic not in self._topics and self._has_been_told_all
+
     def topic_with_id(self, topic_id: str) -> str | None:
         """Return the name of the topic with this id, or None."""
         return self._names.get(topic_id)
@@ -142,6 +152,9 @@ class MetadataCache:
         """Return the number of partitions shown to clients; 0 if the topic is unknown or incomplete."""
         cached = self._topics.get(topic)
         return 0 if cached is None else cached.shown
+
+    def partitions_in_all(self) -> int:
+        return sum(topic.num_partitions for topic in self._topics.values())
 
     def listeners(self, broker_id: int) -> list[str]:
         """Return the names of a broker's registered listeners; none if it is not alive."""

@@ -134,6 +134,7 @@ class ControlledShutdown:
             client_id=f"broker-{self._broker_id}-shutdown",
             connect_timeout_s=ATTEMPT_S,
             request_timeout_s=ATTEMPT_S,
+            listener=endpoint.listener,
         )
         try:
             request = ControlledShutdownRequest(self._broker_id, epoch)

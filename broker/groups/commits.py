@@ -6,20 +6,23 @@ therefore accepted only for the topic that was read, and offsets of a deleted to
 """
 
 import logging
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Container, Generator, Mapping, Sequence
 from typing import NamedTuple
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
-from minibroker.broker.groups.coordinator import MAX_GROUPS, GroupCoordinator, why_not_in_generation
+from minibroker.broker.coordinating.terms import Outcome, Record
+from minibroker.broker.groups.coordinator import GroupCoordinator, why_not_in_generation
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import is_of_gone_topic, newest_topic_id
 from minibroker.broker.groups.records import OffsetKey, OffsetValue, encode_offset_key, encode_offset_value
+from minibroker.broker.groups.room import Room
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import Outcome, Record, Term, Terms
+from minibroker.broker.groups.terms import OFFSET_BYTES, GroupTerm, GroupTerms
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g
+from minibroker.protocol.messages.transactions import TxnOffsetCommitPartition
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Clock
 
@@ -29,11 +32,20 @@ _S = GroupState
 _E = ErrorCode
 
 CommitTopics = list[g.OffsetCommitTopicResponse]
+FetchSteps = Generator[None, None, g.OffsetFetchResponse]
 
 TOMBSTONES_BYTES = 256 * 1024
 """The maximum bytes of tombstones in a batch."""
 BATCH_BYTES, RECORD_BYTES = 128, 32
 """Upper bounds of the overhead of a batch and of a record, besides the keys."""
+
+
+STEP = 50
+"""Offsets that are fetched in a step."""
+MOST_METADATA_LENGTH = 64 * 1024 * 1024
+"""Characters of metadata of all offsets of a broker."""
+LONG_METADATA = 256
+"""Shorter metadata is always accepted: an offset takes more memory anyway. Kafka Streams stores about 30 characters."""
 
 
 class _Accepted(NamedTuple):
@@ -44,7 +56,7 @@ class _Accepted(NamedTuple):
 
 class OffsetCommits:
     def __init__(
-        self, clock: Clock, config: BrokerConfig, metadata: MetadataCache, terms: Terms, members: GroupCoordinator
+        self, clock: Clock, config: BrokerConfig, metadata: MetadataCache, terms: GroupTerms, members: GroupCoordinator
     ) -> None:
         self._clock = clock
         self._config = config
@@ -53,6 +65,9 @@ class OffsetCommits:
         self._members = members
         self.committed = 0
         """Offsets committed so far."""
+        self.room = Room(MOST_METADATA_LENGTH, clock, self._metadata_length)
+        self._being_written = 0
+        """Characters of metadata in commits that are being written."""
         self.deleted = 0
         """Offsets deleted so far on request."""
 
@@ -72,7 +87,7 @@ class OffsetCommits:
             return
         if group is None:
             error = _E.ILLEGAL_GENERATION if body.generation_id >= 0 else _E.NONE
-            if len(term.groups) >= MAX_GROUPS:
+            if error is _E.NONE and not self._terms.may_add_group(term, body.group_id):
                 error = _E.POLICY_VIOLATION
             group = Group(body.group_id)
         else:
@@ -84,7 +99,7 @@ class OffsetCommits:
         self._commit(term, group, body, respond)
 
     def _commit(
-        self, term: Term, group: Group, body: g.OffsetCommitRequest, respond: Callable[[CommitTopics], None]
+        self, term: GroupTerm, group: Group, body: g.OffsetCommitRequest, respond: Callable[[CommitTopics], None]
     ) -> None:
         now_ms = self._clock.wall_ms()
         answers: CommitTopics = []
@@ -92,18 +107,10 @@ class OffsetCommits:
         for topic in body.topics:
             parts = []
             for asked in topic.partitions:
-                value = OffsetValue(
-                    asked.committed_offset,
-                    asked.committed_leader_epoch,
-                    asked.committed_metadata or "",
-                    now_ms,
-                    topic.topic_id or self._metadata.topic_id(topic.name) or "",
-                )
                 topic_partition = TopicPartition(topic.name, asked.partition_index)
-                answer = g.OffsetCommitPartitionResponse(
-                    asked.partition_index, self._why_not_this(topic_partition, value)
-                )
-                if answer.error_code == _E.NONE:
+                value, error = self.checked(group, topic_partition, topic.topic_id, asked, now_ms)
+                answer = g.OffsetCommitPartitionResponse(asked.partition_index, error)
+                if error is _E.NONE:
                     accepted.append(_Accepted(topic_partition, value, answer))
                 parts.append(answer)
             answers.append(g.OffsetCommitTopicResponse(topic.name, parts))
@@ -112,8 +119,12 @@ class OffsetCommits:
             return
         term.groups[group.group_id] = group
         group.offsets.begin(one.topic_partition for one in accepted)
+        metadata = sum(len(one.value.metadata) for one in accepted)
+        self._being_written += metadata
+        body.topics = []  # the request waits for the replicas, and need not keep them as well
 
         def written(outcome: Outcome) -> None:
+            self._being_written -= metadata
             _end_write(self._terms, term, group, [(one.topic_partition, one.value) for one in accepted], outcome)
             if outcome.code is _E.NONE:
                 self.committed += len(accepted)
@@ -124,68 +135,120 @@ class OffsetCommits:
                 term.forget_unused(group, self._terms.now_s)
             respond(answers)
 
-        records: list[Record] = [(_key(group, one.topic_partition), encode_offset_value(one.value)) for one in accepted]
-        self._terms.write(term, records, written)
+        self._terms.write(term, [offset_record(group, one.topic_partition, one.value) for one in accepted], written)
 
-    def _why_not_this(self, topic_partition: TopicPartition, value: OffsetValue) -> ErrorCode:
+    def checked(
+        self,
+        group: Group,
+        topic_partition: TopicPartition,
+        topic_id: str,
+        asked: g.OffsetCommitPartition | TxnOffsetCommitPartition,
+        now_ms: int,
+    ) -> tuple[OffsetValue, ErrorCode]:
+        """Return the value to store for one partition of a commit, and the error why it is rejected, or NONE."""
+        value = OffsetValue(
+            asked.committed_offset,
+            asked.committed_leader_epoch,
+            asked.committed_metadata or "",
+            now_ms,
+            topic_id or self._metadata.topic_id(topic_partition.topic) or "",
+        )
+        return value, self._why_not_this(group, topic_partition, value)
+
+    def _why_not_this(self, group: Group, topic_partition: TopicPartition, value: OffsetValue) -> ErrorCode:
         if _java_length(value.metadata) > self._config.offset_metadata_max_bytes:
+            return _E.OFFSET_METADATA_TOO_LARGE
+        if len(value.metadata) > LONG_METADATA and not self.room.add(len(value.metadata)):
             return _E.OFFSET_METADATA_TOO_LARGE
         if self._metadata.partition(topic_partition) is None:
             return _E.UNKNOWN_TOPIC_OR_PARTITION
         if value.topic_id != self._metadata.topic_id(topic_partition.topic):
             return _E.INCONSISTENT_TOPIC_ID
+        size = OFFSET_BYTES + len(value.metadata)
+        if not (group.offsets.knows(topic_partition) or self._terms.kept.add(size)):
+            return _E.POLICY_VIOLATION
         return _E.NONE
+
+    def _metadata_length(self) -> int:
+        groups = (group for term in self._terms.loaded() for group in term.groups.values())
+        return self._being_written + sum(group.offsets.metadata_length for group in groups)
 
     # -- OffsetFetch --
 
-    def fetch(self, body: g.OffsetFetchRequest, respond: Callable[[g.OffsetFetchResponse], None]) -> None:
+    def fetch(self, body: g.OffsetFetchRequest, respond: Callable[[int, FetchSteps], None]) -> None:
         """Handle OffsetFetch. `respond` is called once it is certain that no other broker coordinated these groups when
         the request arrived. A deposed coordinator that does not know it yet would otherwise send a consumer back to old
-        offsets."""
-        answers: list[g.OffsetFetchGroupResponse | None] = [None] * len(body.groups)
-        left = len(answers)
-        if not answers:
-            respond(g.OffsetFetchResponse(0, []))
-
-        def answer(position: int, group: g.OffsetFetchGroupResponse) -> None:
-            nonlocal left
-            answers[position] = group
-            left -= 1
-            if not left:
-                respond(g.OffsetFetchResponse(0, [one for one in answers if one is not None]))
-
-        by_term: dict[Term, list[int]] = {}
-        for position, asked in enumerate(body.groups):
+        offsets. `respond` receives the number of offsets in the answer, about, and the steps that make the answer."""
+        codes: dict[str, ErrorCode] = {}
+        by_term: dict[GroupTerm, list[str]] = {}
+        for asked in body.groups:
             term = self._terms.of(asked.group_id)
             if isinstance(term, ErrorCode):
-                answer(position, g.refused_offset_fetch(asked, term))
+                codes[asked.group_id] = term
             else:
-                by_term.setdefault(term, []).append(position)
-        for term, positions in by_term.items():
+                by_term.setdefault(term, []).append(asked.group_id)
+        left = len(by_term)
 
-            def confirmed(code: ErrorCode, positions: Sequence[int] = positions) -> None:
-                for position in positions:
-                    asked = body.groups[position]
-                    answer(position, self._fetch(asked) if code is _E.NONE else g.refused_offset_fetch(asked, code))
+        def finish() -> None:
+            respond(sum(self._count(asked, codes) for asked in body.groups), self._fetch_all(body, codes))
+
+        if not left:
+            finish()
+        for term, group_ids in by_term.items():
+
+            def confirmed(code: ErrorCode, group_ids: Sequence[str] = group_ids) -> None:
+                nonlocal left
+                codes.update(dict.fromkeys(group_ids, code))
+                left -= 1
+                if not left:
+                    finish()
 
             self._terms.confirm(term, confirmed)
 
-    def _fetch(self, asked: g.OffsetFetchGroup) -> g.OffsetFetchGroupResponse:
-        found = self._terms.find(asked.group_id)
-        if isinstance(found, ErrorCode):
-            return g.refused_offset_fetch(asked, found)
-        _, group = found
+    def _count(self, asked: g.OffsetFetchGroup, codes: Mapping[str, ErrorCode]) -> int:
+        if asked.topics is not None:
+            return 1 + sum(len(topic.partition_indexes) for topic in asked.topics)
+        found = codes[asked.group_id] or self._terms.find(asked.group_id)
+        return 1 if isinstance(found, ErrorCode) or found[1] is None else 1 + len(found[1].offsets)
+
+    def _fetch_all(self, body: g.OffsetFetchRequest, codes: Mapping[str, ErrorCode]) -> FetchSteps:
+        groups: list[g.OffsetFetchGroupResponse] = []
+        for asked in body.groups:
+            code = codes[asked.group_id]
+            if code is _E.NONE:
+                groups.append((yield from self._fetch(asked, body.require_stable)))
+            else:
+                groups.append(g.refused_offset_fetch(asked, code))
+                yield
+        return g.OffsetFetchResponse(0, groups)
+
+    def _fetch(
+        self, asked: g.OffsetFetchGroup, require_stable: bool
+    ) -> Generator[None, None, g.OffsetFetchGroupResponse]:
+        """`require_stable`: return UNSTABLE_OFFSET_COMMIT where an open transaction may change the offset (KIP-447)."""
+        look_up = self._terms.find(asked.group_id)
+        if isinstance(look_up, ErrorCode):
+            return g.refused_offset_fetch(asked, look_up)
+        _, group = look_up
         known: dict[str, dict[int, OffsetValue]] = {}
+        unstable = group.offsets.of_transactions() if require_stable and group is not None else set[TopicPartition]()
         if group is not None:
-            for topic_partition, value in group.offsets.items():
+            for number, (topic_partition, value) in enumerate(group.offsets.items()):
+                if number % STEP == 0:
+                    yield
                 if not self._is_gone(topic_partition.topic, value):
                     known.setdefault(topic_partition.topic, {})[topic_partition.partition] = value
         wanted: Sequence[tuple[str, Sequence[int]]]
         if asked.topics is None:
-            wanted = [(name, sorted(parts)) for name, parts in sorted(known.items())]
+            found = {name: set(parts) for name, parts in known.items()}
+            for topic_partition in unstable:
+                found.setdefault(topic_partition.topic, set()).add(topic_partition.partition)
+            wanted = [(name, sorted(parts)) for name, parts in sorted(found.items())]
         else:
             wanted = [(topic.name, topic.partition_indexes) for topic in asked.topics]
-        topics = [_fetched(name, indexes, known.get(name, {})) for name, indexes in wanted]
+        topics: list[g.OffsetFetchTopicResponse] = []
+        for name, indexes in wanted:
+            topics.append((yield from _fetched(name, indexes, known.get(name, {}), unstable)))
         return g.OffsetFetchGroupResponse(asked.group_id, topics, _E.NONE)
 
     def _is_gone(self, topic: str, value: OffsetValue) -> bool:
@@ -245,7 +308,11 @@ class OffsetCommits:
 
 
 def remove_offsets(
-    terms: Terms, term: Term, group: Group, doomed: Sequence[TopicPartition], removed: Callable[[Outcome], None]
+    terms: GroupTerms,
+    term: GroupTerm,
+    group: Group,
+    doomed: Sequence[TopicPartition],
+    removed: Callable[[Outcome], None],
 ) -> None:
     """Delete offsets by tombstones. They are forgotten once these are replicated, unless a commit followed. The offsets
     may need several batches; if one fails, `removed` receives its error for all, although the others may be deleted."""
@@ -290,8 +357,8 @@ def _altogether(outcomes: Sequence[Outcome]) -> Outcome:
 
 
 def _end_write(
-    terms: Terms,
-    term: Term,
+    terms: GroupTerms,
+    term: GroupTerm,
     group: Group,
     written: Sequence[tuple[TopicPartition, OffsetValue | None]],
     outcome: Outcome,
@@ -309,6 +376,10 @@ def _end_write(
         term.await_replicas(outcome.base_offset + len(written), complete)
     else:
         group.offsets.fail((topic_partition for topic_partition, _ in written), is_in_doubt=outcome.is_in_doubt)
+
+
+def offset_record(group: Group, topic_partition: TopicPartition, value: OffsetValue) -> Record:
+    return _key(group, topic_partition), encode_offset_value(value)
 
 
 def _key(group: Group, topic_partition: TopicPartition) -> bytes:
@@ -339,13 +410,19 @@ def _all(body: g.OffsetCommitRequest, code: ErrorCode) -> CommitTopics:
     ]
 
 
-def _fetched(name: str, indexes: Sequence[int], known: Mapping[int, OffsetValue]) -> g.OffsetFetchTopicResponse:
+def _fetched(
+    name: str, indexes: Sequence[int], known: Mapping[int, OffsetValue], unstable: Container[TopicPartition]
+) -> Generator[None, None, g.OffsetFetchTopicResponse]:
     """Return the offsets of one topic: the newest topic of that name that has any."""
     topic_id = newest_topic_id(value.topic_id for value in known.values())
     parts = []
-    for index in indexes:
+    for number, index in enumerate(indexes):
+        if number % STEP == 0:
+            yield
         value = known.get(index)
-        if value is None or value.topic_id != topic_id:
+        if TopicPartition(name, index) in unstable:
+            parts.append(g.OffsetFetchPartition(index, -1, -1, "", _E.UNSTABLE_OFFSET_COMMIT))
+        elif value is None or value.topic_id != topic_id:
             parts.append(g.OffsetFetchPartition(index, -1, -1, "", _E.NONE))
         else:
             parts.append(g.OffsetFetchPartition(index, value.offset, value.leader_epoch, value.metadata, _E.NONE))

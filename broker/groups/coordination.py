@@ -7,7 +7,8 @@ from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.groups.commits import OffsetCommits
 from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.removal import GroupRemoval
-from minibroker.broker.groups.terms import Terms
+from minibroker.broker.groups.terms import GroupTerms
+from minibroker.broker.groups.transactional_commits import TransactionalCommits, Verify
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.world import World
@@ -21,14 +22,17 @@ class GroupCoordination:
         metadata: MetadataCache,
         replicas: ReplicaManager,
         start_task: Callable[[Coroutine[Any, Any, None], str], object],
+        verify: Verify,
     ) -> None:
         """Create this before the first control request, because control requests announce the partitions that the
         broker leads."""
-        self.terms = Terms(world.clock, config, metadata, replicas, start_task)
+        self.terms = GroupTerms(world.clock, config, metadata, replicas, start_task)
         self.members = GroupCoordinator(world.clock, world.random, config, metadata, self.terms)
         self.commits = OffsetCommits(world.clock, config, metadata, self.terms, self.members)
+        self.transactional_commits = TransactionalCommits(world.clock, self.terms, self.commits, verify)
         self.removal = GroupRemoval(config, metadata, self.terms, start_task)
         replicas.listeners.add(self.terms)
+        replicas.appender.marker_listeners.append(self.terms)
         self._start_task = start_task
 
     def start(self) -> None:

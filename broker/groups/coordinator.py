@@ -14,19 +14,21 @@ from collections.abc import Callable, Mapping
 from random import Random
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
+from minibroker.broker.coordinating.terms import Outcome, TermListener
+from minibroker.broker.groups.answers import answer_join, answer_sync, refused_join, settle
 from minibroker.broker.groups.delayed import DelayedHeartbeat, DelayedJoin, DelayedSync
 from minibroker.broker.groups.group import (
-    NO_GENERATION,
+    Connection,
     Group,
     JoinWaiter,
     MemberMetadata,
     Protocols,
     SyncWaiter,
-    never,
 )
 from minibroker.broker.groups.records import encode_group_key, encode_group_value
+from minibroker.broker.groups.room import MOST_MEMBERS_BYTES, Room, why_too_large
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import Outcome, Term, TermListener, Terms
+from minibroker.broker.groups.terms import GroupTerm, GroupTerms
 from minibroker.broker.scheduling.purgatory import Purgatory, Timer
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.errors import ErrorCode
@@ -39,10 +41,11 @@ logger = logging.getLogger("minibroker.groups")
 NEW_MEMBER_TIMEOUT_MS = 300_000
 """The maximum time that a new member waits for its first generation (Kafka's NewMemberJoinTimeoutMs). It sends no
 heartbeats until then."""
-MAX_GROUPS = 100_000
-"""Groups of one partition of `__consumer_offsets` (Kafka: unlimited)."""
 MAX_MEMBER_BYTES = 1024 * 1024
 """Size limit of a member's metadata, all protocols together (Kafka: unlimited)."""
+UNASSIGNED_SESSION_S = 10.0
+"""The session of a member that has hung up before its first assignment, if it is longer. Its client asks again at once,
+or is gone."""
 MOST_OF_CLIENT_ID = 255
 """Characters of the client id that go into a member id, which must fit into every version of every message."""
 _LEAST_WAIT_MS = 1_000
@@ -54,9 +57,9 @@ _S = GroupState
 _E = ErrorCode
 
 
-class GroupCoordinator(TermListener):
+class GroupCoordinator(TermListener[GroupTerm]):
     def __init__(
-        self, clock: Clock, random: Random, config: BrokerConfig, metadata: MetadataCache, terms: Terms
+        self, clock: Clock, random: Random, config: BrokerConfig, metadata: MetadataCache, terms: GroupTerms
     ) -> None:
         self._clock = clock
         self._random = random
@@ -66,6 +69,7 @@ class GroupCoordinator(TermListener):
         self._timer = Timer()
         self._joins: Purgatory[DelayedJoin] = Purgatory("Rebalance", self._timer)
         self._heartbeats: Purgatory[DelayedHeartbeat] = Purgatory("Heartbeat", self._timer)
+        self.room = Room(MOST_MEMBERS_BYTES, clock, self._kept_bytes)
         self.rebalances = 0
         """Generations begun so far."""
         terms.add_listener(self)
@@ -82,7 +86,7 @@ class GroupCoordinator(TermListener):
 
     # -- terms --
 
-    def loaded(self, term: Term) -> None:
+    def loaded(self, term: GroupTerm) -> None:
         """Start the sessions of all members, which no coordinator has tracked until now."""
         for group in term.groups.values():
             for member in list(group.members.values()):
@@ -92,12 +96,13 @@ class GroupCoordinator(TermListener):
             if len(group.members) > self._config.group_max_size:
                 self._prepare_rebalance(term, group, "it has more members than group.max.size")
 
-    def over(self, term: Term) -> None:
+    def over(self, term: GroupTerm) -> None:
         """Answer all waiting requests with NOT_COORDINATOR."""
         for group in term.groups.values():
             for member in group.members.values():
-                _answer_join(member, _refused_join(_E.NOT_COORDINATOR, member.member_id))
-                _answer_sync(member, g.SyncGroupResponse(0, _E.NOT_COORDINATOR))
+                settle(member)
+                answer_join(member, refused_join(_E.NOT_COORDINATOR, member.member_id))
+                answer_sync(member, g.SyncGroupResponse(0, _E.NOT_COORDINATOR))
             group.transition_to(_S.DEAD, self._terms.now_s)
             for key in (group, *((group, member_id) for member_id in (*group.members, *group.pending_members))):
                 self._joins.check_soon(key)
@@ -112,13 +117,14 @@ class GroupCoordinator(TermListener):
         client_host: str,
         respond: JoinWaiter,
         is_gone: Callable[[], bool],
+        connection: Connection | None = None,
     ) -> None:
         """R2. Handle JoinGroup. `respond` is called at once with an error, or when the generation is complete. A
         dynamic member that joins without an id first receives one to join with (KIP-394), unless its protocol version
-        is too old. `is_gone` returns whether the client has hung up."""
+        is too old. `is_gone` returns whether the client has hung up, and `connection` calls at that moment."""
         code, term, group = self._find_to_join(body)
         if code is not _E.NONE:
-            refused = _refused_join(code, body.member_id)
+            refused = refused_join(code, body.member_id)
             if code is _E.INVALID_SESSION_TIMEOUT:
                 least, most = self._session_timeouts_ms
                 refused.error_message = (
@@ -130,6 +136,7 @@ class GroupCoordinator(TermListener):
         assert term is not None
         assert group is not None
         protocols: Protocols = tuple((protocol.name, bytes(protocol.metadata)) for protocol in body.protocols)
+        body.protocols = []  # the request may wait long, and must not keep them as well
         joining = MemberMetadata(
             body.member_id,
             body.group_instance_id,
@@ -143,23 +150,48 @@ class GroupCoordinator(TermListener):
         if not group.accepts(body.member_id, body.group_instance_id, self._config.group_max_size):
             if body.member_id:
                 self._remove(term, group, body.member_id, "the group is full")
-            respond(_refused_join(_E.GROUP_MAX_SIZE_REACHED, ""))
+            respond(refused_join(_E.GROUP_MAX_SIZE_REACHED, ""))
         elif not group.supports(body.protocol_type, names := [name for name, _ in protocols]):
-            refused = _refused_join(_E.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
+            refused = refused_join(_E.INCONSISTENT_GROUP_PROTOCOL, body.member_id)
             refused.error_message = group.why_unsupported(body.protocol_type, names)
+            respond(refused)
+        elif (too_large := why_too_large(group, joining, self.room)) is not None:
+            refused = refused_join(too_large.code, joining.member_id)
+            refused.error_message = too_large.detail
             respond(refused)
         elif not body.member_id:
             self._join_new(term, group, joining, body)
         else:
             self._join_known(term, group, joining, body)
+        member = group.members.get(joining.member_id)
+        if connection is not None and member is not None and not member.is_assigned and member.is_waiting:
+            settle(member)
+            member.connection = connection
+            connection.at_end(member, lambda: self._hung_up(term, group, member))
         if group.is_in(_S.PREPARING_REBALANCE):
             self._joins.check_and_complete(group)
+
+    def _kept_bytes(self) -> int:
+        return sum(group.kept_bytes for term in self._terms.loaded() for group in term.groups.values())
+
+    def _hung_up(self, term: GroupTerm, group: Group, member: MemberMetadata) -> None:
+        """The connection over which the member has joined is closed. Nothing was promised to a member that has had no
+        assignment: it is removed if it has not been in a generation, and otherwise its session is short."""
+        if term.is_over or group.members.get(member.member_id) is not member or member.is_assigned:
+            return
+        if member.is_new:
+            self._remove(term, group, member.member_id, "its client has hung up before it was in a generation")
+            return
+        soon_s = self._clock.monotonic() + UNASSIGNED_SESSION_S
+        if soon_s < member.session_end_s:
+            member.session_end_s = soon_s
+            self._watch_session(term, group, member)
 
     @property
     def _session_timeouts_ms(self) -> tuple[int, int]:
         return self._config.group_min_session_timeout_ms, self._config.group_max_session_timeout_ms
 
-    def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, Term | None, Group | None]:
+    def _find_to_join(self, body: g.JoinGroupRequest) -> tuple[ErrorCode, GroupTerm | None, Group | None]:
         """Return the group, which is new if it is unknown, or the error that prevents joining."""
         found = self._terms.find_named(body.group_id)
         if isinstance(found, ErrorCode):
@@ -173,12 +205,12 @@ class GroupCoordinator(TermListener):
         if group is None:
             if body.member_id:
                 return _E.UNKNOWN_MEMBER_ID, None, None
-            if len(term.groups) >= MAX_GROUPS:
+            if not self._terms.may_add_group(term, body.group_id):
                 return _E.POLICY_VIOLATION, None, None
             group = Group(body.group_id)
         return _E.NONE, term, group
 
-    def _join_new(self, term: Term, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
+    def _join_new(self, term: GroupTerm, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
         assert joining.join_waiter is not None
         name = joining.client_id if joining.group_instance_id is None else joining.group_instance_id
         joining.member_id = f"{name[:MOST_OF_CLIENT_ID]}-{self._random.randbytes(16).hex()}"
@@ -186,13 +218,13 @@ class GroupCoordinator(TermListener):
             term.groups[group.group_id] = group
             group.pending_members[joining.member_id] = None
             self._await_joining(term, group, joining)
-            joining.join_waiter(_refused_join(_E.MEMBER_ID_REQUIRED, joining.member_id))
+            joining.join_waiter(refused_join(_E.MEMBER_ID_REQUIRED, joining.member_id))
         elif joining.group_instance_id is not None and joining.group_instance_id in group.static_members:
             self._replace(term, group, joining, body)
         else:
             self._add(term, group, joining, body)
 
-    def _join_known(self, term: Term, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
+    def _join_known(self, term: GroupTerm, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
         respond = joining.join_waiter
         assert respond is not None
         if joining.member_id in group.pending_members:
@@ -200,7 +232,7 @@ class GroupCoordinator(TermListener):
             return
         error = group.why_not_member(joining.member_id, joining.group_instance_id)
         if error is not _E.NONE:
-            respond(_refused_join(error, joining.member_id))
+            respond(refused_join(error, joining.member_id))
             return
         member = group.members[joining.member_id]
         is_leader = group.leader_id == member.member_id
@@ -211,12 +243,12 @@ class GroupCoordinator(TermListener):
             self._heard_of(member)
             respond(_joined(group, member, with_members=is_leader))
             return
-        _answer_join(member, _refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # answers the earlier request
+        answer_join(member, refused_join(_E.REBALANCE_IN_PROGRESS, member.member_id))  # answers the earlier request
         group.update(member, joining)
         self._session_begins(term, group, member)
         self._prepare_rebalance(term, group, f"member {member.member_id} joins again{_because(body.reason)}")
 
-    def _add(self, term: Term, group: Group, member: MemberMetadata, body: g.JoinGroupRequest) -> None:
+    def _add(self, term: GroupTerm, group: Group, member: MemberMetadata, body: g.JoinGroupRequest) -> None:
         term.groups[group.group_id] = group
         member.is_new = True
         group.new_member_added = True
@@ -226,16 +258,19 @@ class GroupCoordinator(TermListener):
 
     # -- static members that come back (KIP-345) --
 
-    def _replace(self, term: Term, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
+    def _replace(self, term: GroupTerm, group: Group, joining: MemberMetadata, body: g.JoinGroupRequest) -> None:
         """A static member has returned without its member id. It takes its old place under a new id, and a process that
         still uses the old id is fenced. In a stable group it receives its old assignment without a rebalance as soon as
-        the log has the new id, except in three cases, which cause a rebalance (in Kafka they go unnoticed until another
-        one):
+        the log has the new id, except in four cases, which cause a rebalance (in Kafka the first three go unnoticed
+        until another one):
 
         - Its subscription has changed.
         - It is the leader, and its topics have partitions that are not assigned.
         - It was about to give up partitions and rejoin, so that other members receive them, and no longer knows of
           that.
+        - The generation was stored by another coordinator. Its record tells how many numbers later coordinators may
+          have used without storing a generation (`group_from`). A record of the same generation from this term would
+          not, and the next coordinator would use their numbers again.
         """
         name, respond = joining.group_instance_id, joining.join_waiter
         assert name is not None
@@ -257,8 +292,8 @@ class GroupCoordinator(TermListener):
             joining.member_id,
             before.member_id,
         )
-        _answer_join(member, _refused_join(_E.FENCED_INSTANCE_ID, before.member_id))
-        _answer_sync(member, g.SyncGroupResponse(0, _E.FENCED_INSTANCE_ID))
+        answer_join(member, refused_join(_E.FENCED_INSTANCE_ID, before.member_id))
+        answer_sync(member, g.SyncGroupResponse(0, _E.FENCED_INSTANCE_ID))
         group.rename_static_member(name, joining.member_id)
         group.update(member, joining)
         self._session_begins(term, group, member)
@@ -272,6 +307,8 @@ class GroupCoordinator(TermListener):
                 self._prepare_rebalance(term, group, f"static member {name} comes back with another subscription")
             elif group.leader_id == member.member_id and not group.assigns_all(self._metadata.partition_count):
                 self._prepare_rebalance(term, group, f"its leader {name} comes back, and topics have other partitions")
+            elif group.generations_used != group.generation_id:
+                self._prepare_rebalance(term, group, f"static member {name} comes back to another coordinator")
             elif group.awaits_what_was_owned(before.protocols):
                 self._prepare_rebalance(term, group, f"static member {name} comes back, and was to give up partitions")
             else:
@@ -279,19 +316,19 @@ class GroupCoordinator(TermListener):
                     group.seen_counts = self._partition_counts(group)
                 self._store_return(term, group, member, before)
 
-    def _store_return(self, term: Term, group: Group, member: MemberMetadata, before: MemberMetadata) -> None:
+    def _store_return(self, term: GroupTerm, group: Group, member: MemberMetadata, before: MemberMetadata) -> None:
         member_id, respond, generation = member.member_id, member.join_waiter, group.generation_id
 
         def stored(outcome: Outcome) -> None:
             if not group.is_in(_S.STABLE) or group.generation_id != generation or member.join_waiter is not respond:
                 return  # the join now belongs to a rebalance, or the member has returned once more
             if outcome.code is _E.NONE:
-                _answer_join(member, _joined(group, member, with_members=group.leader_id == member_id, skip=True))
+                answer_join(member, _joined(group, member, with_members=group.leader_id == member_id, skip=True))
                 return
             # The log may have only the old id, so the next coordinator may know only that one. It stays valid here as
             # well.
             assert before.group_instance_id is not None
-            _answer_join(member, _refused_join(outcome.code, ""))
+            answer_join(member, refused_join(outcome.code, ""))
             group.rename_static_member(before.group_instance_id, before.member_id)
             group.update(member, before)
             self._session_begins(term, group, member)
@@ -299,7 +336,7 @@ class GroupCoordinator(TermListener):
         assignments = {other.member_id: other.assignment for other in group.members.values()}
         self._store_group(term, group, assignments, stored)
 
-    def _look_at_topics(self, term: Term, group: Group) -> None:
+    def _look_at_topics(self, term: GroupTerm, group: Group) -> None:
         """Rebalance if the topics of a returned static leader have unassigned partitions. The leader may have read
         metadata that was newer than this broker's, and then no client would notice them."""
         if group.seen_counts is None or not group.is_in(_S.STABLE):
@@ -316,7 +353,7 @@ class GroupCoordinator(TermListener):
 
     # -- rebalances --
 
-    def _prepare_rebalance(self, term: Term, group: Group, reason: str) -> None:
+    def _prepare_rebalance(self, term: GroupTerm, group: Group, reason: str) -> None:
         """Ask all members to rejoin, unless a rebalance is already under way."""
         if not group.is_in(_S.EMPTY, _S.COMPLETING_REBALANCE, _S.STABLE):
             return
@@ -331,7 +368,7 @@ class GroupCoordinator(TermListener):
         else:
             self._wait_for_all(term, group)
 
-    def _wait_for_more(self, term: Term, group: Group, delay_ms: int, left_ms: int) -> None:
+    def _wait_for_more(self, term: GroupTerm, group: Group, delay_ms: int, left_ms: int) -> None:
         """Wait for the initial delay, and again while new members keep joining, up to the rebalance timeout."""
         group.new_member_added = False
 
@@ -344,7 +381,7 @@ class GroupCoordinator(TermListener):
 
         self._joins.try_complete_else_watch(DelayedJoin(delay_ms, lambda: term.is_over, complete), [group])
 
-    def _wait_for_all(self, term: Term, group: Group, least_ms: int = 0) -> None:
+    def _wait_for_all(self, term: GroupTerm, group: Group, least_ms: int = 0) -> None:
         operation = DelayedJoin(
             max(group.rebalance_timeout_ms, least_ms),
             lambda: term.is_over or group.has_all_joined(),
@@ -352,7 +389,7 @@ class GroupCoordinator(TermListener):
         )
         self._joins.try_complete_else_watch(operation, [group])
 
-    def _complete_join(self, term: Term, group: Group) -> None:
+    def _complete_join(self, term: GroupTerm, group: Group) -> None:
         """R3. Begin the next generation. Dynamic members that have not rejoined are removed; static ones keep their
         place until their session ends. A new member that has hung up is removed as well: it knows no id, so it could
         never rejoin."""
@@ -387,10 +424,10 @@ class GroupCoordinator(TermListener):
                     member.is_new = False
                     self._session_begins(term, group, member)
                 self._heard_of(member)
-                _answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
+                answer_join(member, _joined(group, member, with_members=member.member_id == group.leader_id))
         self._await_syncs(term, group)
 
-    def _await_syncs(self, term: Term, group: Group) -> None:
+    def _await_syncs(self, term: GroupTerm, group: Group) -> None:
         """Wait, up to the rebalance timeout, until all members have asked for their assignments and the leader has sent
         them."""
         generation = group.generation_id
@@ -414,9 +451,9 @@ class GroupCoordinator(TermListener):
     def _refuse_assignments(self, group: Group, code: ErrorCode) -> None:
         for member in group.members.values():
             member.assignment = b""
-            _answer_sync(member, g.SyncGroupResponse(0, code))
+            answer_sync(member, g.SyncGroupResponse(0, code))
 
-    def _remove(self, term: Term, group: Group, member_id: str, reason: str) -> None:
+    def _remove(self, term: GroupTerm, group: Group, member_id: str, reason: str) -> None:
         """Remove a member, or an id handed out for joining. The other members rebalance."""
         if self._drop(group, member_id):
             if group.is_in(_S.PREPARING_REBALANCE):  # otherwise the rebalance logs it
@@ -433,12 +470,13 @@ class GroupCoordinator(TermListener):
         self._heartbeats.check_soon((group, member_id))
         if member is None:
             return False
-        _answer_join(member, _refused_join(_E.UNKNOWN_MEMBER_ID, member_id))
-        _answer_sync(member, g.SyncGroupResponse(0, _E.UNKNOWN_MEMBER_ID))
+        settle(member)
+        answer_join(member, refused_join(_E.UNKNOWN_MEMBER_ID, member_id))
+        answer_sync(member, g.SyncGroupResponse(0, _E.UNKNOWN_MEMBER_ID))
         return True
 
     def _store_group(
-        self, term: Term, group: Group, assignments: Mapping[str, bytes], stored: Callable[[Outcome], None]
+        self, term: GroupTerm, group: Group, assignments: Mapping[str, bytes], stored: Callable[[Outcome], None]
     ) -> None:
         """Write the group to the log. `stored` is not called if the term has ended, because all waiters were answered
         then."""
@@ -476,19 +514,21 @@ class GroupCoordinator(TermListener):
         elif group.is_in(_S.STABLE):
             member = group.members[body.member_id]
             self._heard_of(member)
+            settle(member, is_assigned=True)
             self._has_synced(group, member)
             respond(_assigned(group, member))
         else:
             self._sync_completing(term, group, body, respond)
 
-    def _sync_completing(self, term: Term, group: Group, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
+    def _sync_completing(self, term: GroupTerm, group: Group, body: g.SyncGroupRequest, respond: SyncWaiter) -> None:
         member = group.members[body.member_id]
-        _answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # answers an earlier copy of the request
+        answer_sync(member, g.SyncGroupResponse(0, _E.REBALANCE_IN_PROGRESS))  # answers an earlier copy of the request
         member.sync_waiter = respond
         self._has_synced(group, member)
+        sent, body.assignments = body.assignments, []  # the request may wait long, and must not keep them as well
         if group.leader_id != member.member_id or not group.takes_assignment():
             return
-        given = {one.member_id: bytes(one.assignment) for one in body.assignments}
+        given = {one.member_id: bytes(one.assignment) for one in sent}
         assignments = {member_id: given.get(member_id, b"") for member_id in group.members}
         generation = group.generation_id
 
@@ -505,8 +545,9 @@ class GroupCoordinator(TermListener):
             for other in group.members.values():
                 other.assignment = assignments.get(other.member_id, b"")
                 if other.sync_waiter is not None:
+                    settle(other, is_assigned=True)
                     self._heard_of(other)
-                    _answer_sync(other, _assigned(group, other))
+                    answer_sync(other, _assigned(group, other))
 
         self._store_group(term, group, assignments, stored)
 
@@ -544,7 +585,7 @@ class GroupCoordinator(TermListener):
             answers.append(g.LeavingMemberResponse(leaving.member_id, leaving.group_instance_id, code))
         return g.LeaveGroupResponse(0, _E.NONE, answers)
 
-    def _leave(self, term: Term, group: Group, leaving: g.LeavingMember) -> ErrorCode:
+    def _leave(self, term: GroupTerm, group: Group, leaving: g.LeavingMember) -> ErrorCode:
         member_id, name = leaving.member_id, leaving.group_instance_id
         if not member_id and name is not None:
             member_id = group.static_members.get(name, "")
@@ -567,11 +608,11 @@ class GroupCoordinator(TermListener):
         timeout_ms = NEW_MEMBER_TIMEOUT_MS if member.is_new else member.session_timeout_ms
         member.session_end_s = self._clock.monotonic() + timeout_ms / 1_000
 
-    def _session_begins(self, term: Term, group: Group, member: MemberMetadata) -> None:
+    def _session_begins(self, term: GroupTerm, group: Group, member: MemberMetadata) -> None:
         self._heard_of(member)
         self._watch_session(term, group, member)
 
-    def _watch_session(self, term: Term, group: Group, member: MemberMetadata) -> None:
+    def _watch_session(self, term: GroupTerm, group: Group, member: MemberMetadata) -> None:
         """Watch the member's session until its currently known end. Call this again if the session may end sooner, or
         under another id; the previous watch then ends."""
         member_id = member.member_id
@@ -599,7 +640,7 @@ class GroupCoordinator(TermListener):
         operation = DelayedHeartbeat(left_ms, is_over, expired)
         self._heartbeats.try_complete_else_watch(operation, [(group, member_id)])
 
-    def _await_joining(self, term: Term, group: Group, joining: MemberMetadata) -> None:
+    def _await_joining(self, term: GroupTerm, group: Group, joining: MemberMetadata) -> None:
         """Expect the member to join with the id that it received, within a session timeout."""
         member_id = joining.member_id
 
@@ -647,20 +688,3 @@ def _assigned(group: Group, member: MemberMetadata) -> g.SyncGroupResponse:
 
 def _because(reason: str | None) -> str:
     return f" ({reason[:200]})" if reason else ""
-
-
-def _refused_join(code: ErrorCode, member_id: str) -> g.JoinGroupResponse:
-    return g.JoinGroupResponse(0, code, NO_GENERATION, member_id=member_id)
-
-
-def _answer_join(member: MemberMetadata, response: g.JoinGroupResponse) -> None:
-    waiter, member.join_waiter = member.join_waiter, None
-    member.is_gone = never
-    if waiter is not None:
-        waiter(response)
-
-
-def _answer_sync(member: MemberMetadata, response: g.SyncGroupResponse) -> None:
-    waiter, member.sync_waiter = member.sync_waiter, None
-    if waiter is not None:
-        waiter(response)

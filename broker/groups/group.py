@@ -5,6 +5,7 @@ to the group. A member that waits for an answer has a waiter, which is opaque he
 """
 
 from collections.abc import Callable, Iterable, Mapping
+from typing import Protocol
 
 from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.records import GroupValue, MemberValue
@@ -22,11 +23,26 @@ SyncWaiter = Callable[[SyncGroupResponse], None]
 
 NO_GENERATION = -1
 
+MEMBER_BYTES, PENDING_MEMBER_BYTES, GROUP_BYTES = 3_000, 1_500, 3_000
+"""Memory of a member beside its metadata and its assignment, of an id handed out for joining, and of a group."""
+
 UNSTORED_GENERATIONS = 10_000
 """The maximum number of generations that one coordinator can have begun without any of their assignments reaching the
 log: three hours of one per second. Later coordinators do not know their numbers and must not reuse them, because a
 member may still commit in their name."""
 _MOST_GENERATIONS = 2**31 - 1
+
+
+class Connection(Protocol):
+    """A client's connection, which makes registered calls when it has ended."""
+
+    def at_end(self, key: object, call: Callable[[], None]) -> None: ...
+
+    def not_at_end(self, key: object) -> None: ...
+
+
+def bytes_of(protocols: Protocols) -> int:
+    return sum(len(name) + len(metadata) for name, metadata in protocols)
 
 
 def never() -> bool:
@@ -57,6 +73,10 @@ class MemberMetadata:
         self.sync_waiter: SyncWaiter | None = None
         self.is_gone: Callable[[], bool] = never
         """Returns whether the client that sent the join has hung up."""
+        self.connection: Connection | None = None
+        """The connection over which it has joined, until it has an assignment."""
+        self.is_assigned = False
+        """It has had an assignment at this coordinator. Until then nothing was promised to it."""
         self.is_new = False
         """The member has never been in a generation. It does not know its id yet, so it need not send heartbeats."""
         self.has_joined = True
@@ -87,7 +107,7 @@ class Group:
         self.group_id = group_id
         self._state = state
         self.state_since_s = 0.0
-        """Time of the last transition at this coordinator, by `Terms.now_s`."""
+        """Time of the last transition at this coordinator, by `GroupTerms.now_s`."""
         self.topics_unused_since_s: dict[str, float] = {}
         """Times at which members ceased to read a topic with committed offsets, by the same clock."""
         self._read: frozenset[str] = frozenset()
@@ -117,6 +137,7 @@ class Group:
         self.is_being_deleted = False
         """Its deletion is being written; until the outcome is known, the group must not be shown."""
         self.offsets = GroupOffsets()
+        self._metadata_bytes = 0
         self._supporters: dict[str, int] = {}
         """The number of members that support each protocol."""
 
@@ -249,7 +270,20 @@ class Group:
 
     # -- protocols --
 
+    @property
+    def metadata_bytes(self) -> int:
+        """The metadata of all members, in all their protocols."""
+        return self._metadata_bytes
+
+    @property
+    def kept_bytes(self) -> int:
+        """The memory that the members take."""
+        assignments = sum(len(member.assignment) for member in self.members.values())
+        ids = MEMBER_BYTES * len(self.members) + PENDING_MEMBER_BYTES * len(self.pending_members)
+        return GROUP_BYTES + ids + self._metadata_bytes + assignments
+
     def _count(self, protocols: Protocols, change: int) -> None:
+        self._metadata_bytes += change * bytes_of(protocols)
         for name in {name: None for name, _ in protocols}:
             self._supporters[name] = self._supporters.get(name, 0) + change
             if not self._supporters[name]:

@@ -4,15 +4,15 @@ A deposed coordinator that does not know it yet describes its groups in their ol
 because every change of a group goes through its coordinator, which checks again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Generator, Sequence
 
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import Terms
+from minibroker.broker.groups.terms import GroupTerms
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g
 
 
-def describe(terms: Terms, group_id: str) -> g.DescribedGroup:
+def describe(terms: GroupTerms, group_id: str) -> g.DescribedGroup:
     """Describe a group. An unknown group is Dead."""
     found = terms.find(group_id)
     if isinstance(found, ErrorCode):
@@ -39,16 +39,20 @@ def describe(terms: Terms, group_id: str) -> g.DescribedGroup:
     )
 
 
-def list_groups(terms: Terms, states: Sequence[str], types: Sequence[str]) -> g.ListGroupsResponse:
+def list_groups(
+    terms: GroupTerms, states: Sequence[str], types: Sequence[str]
+) -> Generator[None, None, g.ListGroupsResponse]:
     """List the groups that this broker coordinates, restricted to these states and types if any are given.
     COORDINATOR_LOAD_IN_PROGRESS: there may be more."""
     wanted = {state.lower() for state in states}
     is_type_wanted = not types or g.CLASSIC in {each.lower() for each in types}
-    listed = [
-        g.ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
-        for term in terms.loaded()
-        for group in term.groups.values()
-        if is_type_wanted and not group.is_being_deleted and (not wanted or group.state.value.lower() in wanted)
-    ]
+    listed: list[g.ListedGroup] = []
+    for term in terms.loaded():
+        listed += [
+            g.ListedGroup(group.group_id, group.protocol_type or "", group.state.value)
+            for group in term.groups.values()
+            if is_type_wanted and not group.is_being_deleted and (not wanted or group.state.value.lower() in wanted)
+        ]
+        yield
     code = ErrorCode.COORDINATOR_LOAD_IN_PROGRESS if terms.is_loading else ErrorCode.NONE
     return g.ListGroupsResponse(0, code, listed[: g.MAX_GROUPS])

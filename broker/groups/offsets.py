@@ -1,13 +1,20 @@
-"""The offsets of a group: committed ones, those being written, and those that may expire. Pure.
+"""The offsets of a group: committed ones, those being written, those of open transactions, and those that may expire.
+Pure.
 
 The problem. A commit is a record of the log. It may fail after it was appended, and then either survive or be lost with
 the next leader. Clients must only see offsets that last. Memory therefore follows the log: an offset becomes visible
 when its record is replicated, even if its commit has failed before, and is pending until then. (Kafka forgets such an
 offset, and the next coordinator finds it.) Several commits may be pending and finish in another order than they were
 written in. The one that was written last wins, as it does for a coordinator that loads the log.
+
+Offsets of a transaction are records of the log that count once the commit marker is replicated, and never after an
+abort marker. Among records of the same partition the place of the record decides, not that of the marker: a later
+commit or tombstone wins over an offset whose transaction ends after it. Compaction keeps the last record of each key,
+so no other rule gives the same result before and after a compaction.
 """
 
 from collections.abc import Container, Iterable, Mapping
+from typing import NamedTuple
 
 import msgspec
 
@@ -21,7 +28,12 @@ class _StoredOffset(msgspec.Struct, frozen=True):
     log_offset: int
     """The offset of its record."""
     known_since_s: float
-    """Time at which this coordinator learned of it, by `Terms.now_s`."""
+    """Time at which this coordinator learned of it, by `GroupTerms.now_s`."""
+
+
+class _OfTransaction(NamedTuple):
+    log_offset: int
+    value: OffsetValue
 
 
 class GroupOffsets:
@@ -33,9 +45,29 @@ class GroupOffsets:
         """The log offset of each partition's latest tombstone while other records of it are pending."""
         self._in_doubt: dict[TopicPartition, None] = {}
         """Partitions whose records may be in the log without being known here."""
+        self._of_transactions: dict[int, dict[TopicPartition, list[_OfTransaction]]] = {}
+        """The records of transactions without a replicated marker by producer id and partition, in log order."""
+
+        self._metadata_length = 0
+        """Characters of the metadata of the committed offsets."""
 
     def __len__(self) -> int:
         return len(self._committed)
+
+    @property
+    def in_all(self) -> int:
+        """The number of offsets that are kept: committed, being written, and of transactions."""
+        return len(self._committed) + len(self._pending) + sum(map(len, self._of_transactions.values()))
+
+    def knows(self, topic_partition: TopicPartition) -> bool:
+        """Return whether an offset of this partition is committed or being written."""
+        return topic_partition in self._committed or topic_partition in self._pending
+
+    @property
+    def metadata_length(self) -> int:
+        """Characters of the metadata that is kept, for transactions as well."""
+        open_ones = (one for of in self._of_transactions.values() for records in of.values() for one in records)
+        return self._metadata_length + sum(len(one.value.metadata) for one in open_ones)
 
     def topics(self) -> set[str]:
         """Return the topics with committed offsets."""
@@ -49,18 +81,19 @@ class GroupOffsets:
         return [(topic_partition, committed.value) for topic_partition, committed in self._committed.items()]
 
     def settled(self) -> list[tuple[TopicPartition, OffsetValue]]:
-        """Return the committed offsets without a pending record."""
-        return [(one, committed.value) for one, committed in self._committed.items() if one not in self._pending]
+        """Return the committed offsets without a pending record or an open transaction."""
+        undecided = self.of_transactions() | self._pending.keys()
+        return [(one, committed.value) for one, committed in self._committed.items() if one not in undecided]
 
     def to_delete(self) -> list[TopicPartition]:
         """Return all partitions that the log may have records of, now or later. A pending record ends up before a
         tombstone written now, and would remain without that tombstone."""
-        return list(dict.fromkeys([*self._committed, *self._pending, *self._in_doubt]))
+        return list(dict.fromkeys([*self._committed, *self._pending, *self._in_doubt, *sorted(self.of_transactions())]))
 
     @property
     def is_unused(self) -> bool:
-        """Whether nothing is committed or pending."""
-        return not self._committed and not self._pending
+        """Whether nothing is committed or pending, and no transaction is open."""
+        return not self._committed and not self._pending and not self._of_transactions
 
     # -- commits and deletions --
 
@@ -97,13 +130,63 @@ class GroupOffsets:
             if value is None:
                 self._deleted_at[topic_partition] = log_offset
         self._end(topic_partition)
+        self._override(topic_partition, log_offset)
 
     def load(self, topic_partition: TopicPartition, value: OffsetValue | None, log_offset: int, now_s: float) -> None:
         """Apply a record of the log. Call this in log order."""
-        if value is None:
-            self._committed.pop(topic_partition, None)
-        else:
+        before = self._committed.pop(topic_partition, None) if value is None else self._committed.get(topic_partition)
+        if before is not None:
+            self._metadata_length -= len(before.value.metadata)
+        if value is not None:
+            self._metadata_length += len(value.metadata)
             self._committed[topic_partition] = _StoredOffset(value, log_offset, now_s)
+
+    # -- transactions --
+
+    def of_transactions(self) -> set[TopicPartition]:
+        """Return the partitions with an offset in a transaction that has no replicated marker."""
+        return set().union(*self._of_transactions.values())
+
+    def has_transaction_of(self, producer_id: int) -> bool:
+        return producer_id in self._of_transactions
+
+    def add_of_transaction(
+        self, producer_id: int, topic_partition: TopicPartition, value: OffsetValue, log_offset: int
+    ) -> None:
+        """A record of the producer's open transaction is in the log. Call this in log order."""
+        of_producer = self._of_transactions.setdefault(producer_id, {})
+        of_producer.setdefault(topic_partition, []).append(_OfTransaction(log_offset, value))
+
+    def end_transaction(self, producer_id: int, marker_offset: int, *, is_committed: bool, now_s: float) -> None:
+        """The marker at this offset is replicated. Records after it belong to the producer's next transaction."""
+        later: dict[TopicPartition, list[_OfTransaction]] = {}
+        for topic_partition, records in self._of_transactions.pop(producer_id, {}).items():
+            ended = [one for one in records if one.log_offset < marker_offset]
+            if len(ended) < len(records):
+                later[topic_partition] = records[len(ended) :]
+            if not ended or not is_committed:
+                continue
+            log_offset, value = ended[-1]
+            known = self._committed.get(topic_partition)
+            if known is None or log_offset > known.log_offset:
+                self.load(topic_partition, value, log_offset, now_s)
+                self._override(topic_partition, log_offset)
+        if later:
+            self._of_transactions[producer_id] = later
+
+    def _override(self, topic_partition: TopicPartition, log_offset: int) -> None:
+        """Forget records of open transactions before a commit or tombstone at this offset: they will never count."""
+        for producer_id, of_producer in list(self._of_transactions.items()):
+            records = of_producer.get(topic_partition)
+            if records is None:
+                continue
+            left = [one for one in records if one.log_offset > log_offset]
+            if left:
+                of_producer[topic_partition] = left
+                continue
+            del of_producer[topic_partition]
+            if not of_producer:
+                del self._of_transactions[producer_id]
 
     # -- expiration --
 
@@ -118,10 +201,11 @@ class GroupOffsets:
     ) -> list[TopicPartition]:
         """Return the offsets that were unused for `retention_s` (KIP-211). The time counts from the latest of: the
         commit (or its load), `unused_since_s` (None: unknown), and the time since which the topic is unused. Partitions
-        of subscribed topics and those with pending commits are in use."""
+        of subscribed topics, and those with pending commits or open transactions, are in use."""
         expired = []
+        undecided = self.of_transactions() | self._pending.keys()
         for topic_partition, committed in self._committed.items():
-            if topic_partition in self._pending or topic_partition.topic in subscribed:
+            if topic_partition in undecided or topic_partition.topic in subscribed:
                 continue
             since_s = max(committed.known_since_s, topics_unused_since_s.get(topic_partition.topic, 0.0))
             if unused_since_s is not None:

@@ -8,14 +8,21 @@ Kafka 4.1; the tools of Kafka 3.9 skip that version. All versions are read.
 
 import base64
 import binascii
-import struct
 from typing import NamedTuple
 
 import msgspec
 
-from minibroker.protocol.errors import InvalidMessage
-from minibroker.protocol.kafka.primitives import MessageReader, write_unsigned_varint
-from minibroker.protocol.messages import Buffer
+from minibroker.broker.coordinating.record_fields import (
+    INT16,
+    INT32,
+    INT64,
+    MalformedRecord,
+    RecordReader,
+    blob,
+    nullable_string,
+    string,
+)
+from minibroker.protocol.kafka.primitives import write_unsigned_varint
 
 OFFSET_KEY_VERSION = 1
 GROUP_KEY_VERSION = 2
@@ -25,14 +32,6 @@ GROUP_VALUE_VERSION = 3
 
 TOPIC_ID_BYTES = 16
 TOPIC_ID_TAG = 0
-
-_INT16 = struct.Struct(">h")
-_INT32 = struct.Struct(">i")
-_INT64 = struct.Struct(">q")
-
-
-class MalformedRecord(InvalidMessage):
-    """The bytes are not a record of this topic. The message names the expected content."""
 
 
 class OffsetKey(NamedTuple):
@@ -90,22 +89,22 @@ Key = OffsetKey | GroupKey | UnknownKey
 
 def encode_offset_key(key: OffsetKey) -> bytes:
     return b"".join(
-        (_INT16.pack(OFFSET_KEY_VERSION), _string(key.group_id), _string(key.topic), _INT32.pack(key.partition))
+        (INT16.pack(OFFSET_KEY_VERSION), string(key.group_id), string(key.topic), INT32.pack(key.partition))
     )
 
 
 def encode_group_key(group_id: str) -> bytes:
-    return _INT16.pack(GROUP_KEY_VERSION) + _string(group_id)
+    return INT16.pack(GROUP_KEY_VERSION) + string(group_id)
 
 
 def encode_offset_value(value: OffsetValue) -> bytes:
     topic_id = _topic_id_bytes(value.topic_id)
-    fields = (_INT64.pack(value.offset), _INT32.pack(value.leader_epoch))
-    timestamp = _INT64.pack(value.commit_timestamp_ms)
+    fields = (INT64.pack(value.offset), INT32.pack(value.leader_epoch))
+    timestamp = INT64.pack(value.commit_timestamp_ms)
     if topic_id is None:
-        return b"".join((_INT16.pack(OFFSET_VALUE_VERSION), *fields, _string(value.metadata), timestamp))
+        return b"".join((INT16.pack(OFFSET_VALUE_VERSION), *fields, string(value.metadata), timestamp))
     metadata = value.metadata.encode()
-    out = bytearray(b"".join((_INT16.pack(OFFSET_VALUE_VERSION_WITH_TOPIC_ID), *fields)))
+    out = bytearray(b"".join((INT16.pack(OFFSET_VALUE_VERSION_WITH_TOPIC_ID), *fields)))
     write_unsigned_varint(out, len(metadata) + 1)
     tagged_fields = bytes((1, TOPIC_ID_TAG, TOPIC_ID_BYTES))
     return b"".join((out, metadata, timestamp, tagged_fields, topic_id))
@@ -113,24 +112,24 @@ def encode_offset_value(value: OffsetValue) -> bytes:
 
 def encode_group_value(value: GroupValue) -> bytes:
     parts = [
-        _INT16.pack(GROUP_VALUE_VERSION),
-        _string(value.protocol_type),
-        _INT32.pack(value.generation_id),
-        _nullable_string(value.protocol_name),
-        _nullable_string(value.leader),
-        _INT64.pack(value.state_timestamp_ms),
-        _INT32.pack(len(value.members)),
+        INT16.pack(GROUP_VALUE_VERSION),
+        string(value.protocol_type),
+        INT32.pack(value.generation_id),
+        nullable_string(value.protocol_name),
+        nullable_string(value.leader),
+        INT64.pack(value.state_timestamp_ms),
+        INT32.pack(len(value.members)),
     ]
     for member in value.members:
         parts += (
-            _string(member.member_id),
-            _nullable_string(member.group_instance_id),
-            _string(member.client_id),
-            _string(member.client_host),
-            _INT32.pack(member.rebalance_timeout_ms),
-            _INT32.pack(member.session_timeout_ms),
-            _bytes(member.subscription),
-            _bytes(member.assignment),
+            string(member.member_id),
+            nullable_string(member.group_instance_id),
+            string(member.client_id),
+            string(member.client_host),
+            INT32.pack(member.rebalance_timeout_ms),
+            INT32.pack(member.session_timeout_ms),
+            blob(member.subscription),
+            blob(member.assignment),
         )
     return b"".join(parts)
 
@@ -144,25 +143,12 @@ def _topic_id_bytes(topic_id: str) -> bytes | None:
     return data if len(data) == TOPIC_ID_BYTES else None
 
 
-def _string(text: str) -> bytes:
-    data = text.encode()
-    return _INT16.pack(len(data)) + data
-
-
-def _nullable_string(text: str | None) -> bytes:
-    return _INT16.pack(-1) if text is None else _string(text)
-
-
-def _bytes(data: Buffer) -> bytes:
-    return _INT32.pack(len(data)) + bytes(data)
-
-
 # --- read --------------------------------------------------------------------------------------------------------
 
 
 def decode_key(data: bytes) -> Key:
     """Raises MalformedRecord."""
-    reader = _RecordReader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if version in (0, OFFSET_KEY_VERSION):
         return OffsetKey(reader.text(), reader.text(), reader.int32())
@@ -173,7 +159,7 @@ def decode_key(data: bytes) -> Key:
 
 def decode_offset_value(data: bytes) -> OffsetValue:
     """Raises MalformedRecord."""
-    reader = _RecordReader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if not 0 <= version <= OFFSET_VALUE_VERSION_WITH_TOPIC_ID:
         raise MalformedRecord(f"an offset's value has version {version}: 0 to 4 are known")
@@ -193,7 +179,7 @@ def decode_offset_value(data: bytes) -> OffsetValue:
 
 def decode_group_value(data: bytes) -> GroupValue:
     """Raises MalformedRecord."""
-    reader = _RecordReader(data)
+    reader = RecordReader(data)
     version = reader.int16()
     if not 0 <= version <= GROUP_VALUE_VERSION:
         raise MalformedRecord(f"a group's value has version {version}: 0 to 3 are known")
@@ -222,44 +208,3 @@ def decode_group_value(data: bytes) -> GroupValue:
             )
         )
     return GroupValue(protocol_type, generation_id, protocol_name, leader, state_timestamp_ms, members)
-
-
-class _RecordReader(MessageReader):
-    """Reads the fields of one key or value."""
-
-    def problem(self, what: str) -> MalformedRecord:
-        return MalformedRecord(f"at byte {self.position}: {what}")
-
-    def int16(self) -> int:
-        return int(self.unpack(_INT16)[0])
-
-    def int32(self) -> int:
-        return int(self.unpack(_INT32)[0])
-
-    def int64(self) -> int:
-        return int(self.unpack(_INT64)[0])
-
-    def text(self) -> str:
-        text = self.nullable_text()
-        if text is None:
-            raise self.problem("null, where text is required")
-        return text
-
-    def nullable_text(self) -> str | None:
-        size = self.int16()
-        return None if size < 0 else self._decoded(size)
-
-    def compact_text(self) -> str:
-        return self._decoded(self.unsigned_varint() - 1)
-
-    def blob(self) -> bytes:
-        return bytes(self.take(self.int32()))
-
-    def tagged_fields(self) -> dict[int, bytes]:
-        return {self.unsigned_varint(): bytes(self.take(self.unsigned_varint())) for _ in range(self.tag_count())}
-
-    def _decoded(self, size: int) -> str:
-        try:
-            return bytes(self.take(size)).decode()
-        except UnicodeDecodeError as error:
-            raise self.problem("text is not UTF-8") from error

@@ -11,17 +11,18 @@ from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
-from minibroker.broker.groups.ageing import steps_between_checks
+from minibroker.broker.coordinating.ageing import steps_between_checks
+from minibroker.broker.coordinating.terms import RETRY_S, Outcome, TermListener, Written
 from minibroker.broker.groups.commits import remove_offsets
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import is_of_gone_topic
 from minibroker.broker.groups.records import encode_group_key
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import RETRY_S, Outcome, Term, TermListener, Terms, Written
+from minibroker.broker.groups.terms import GroupTerm, GroupTerms
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages.groups import Attempt
+from minibroker.protocol.messages.fields import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
 
@@ -31,12 +32,12 @@ _S = GroupState
 _E = ErrorCode
 
 
-class GroupRemoval(TermListener):
+class GroupRemoval(TermListener[GroupTerm]):
     def __init__(
         self,
         config: BrokerConfig,
         metadata: MetadataCache,
-        terms: Terms,
+        terms: GroupTerms,
         start_task: Callable[[Coroutine[Any, Any, None], str], object],
     ) -> None:
         self._config = config
@@ -69,10 +70,10 @@ class GroupRemoval(TermListener):
         # In a task of its own, because the request may time out before it ends.
         return (await _outcome(lambda done: self._delete_in_background(term, group, done))).code
 
-    def _delete_in_background(self, term: Term, group: Group, done: Written) -> None:
+    def _delete_in_background(self, term: GroupTerm, group: Group, done: Written) -> None:
         self._start_task(self._carry_out(term, group, done), f"deletion of group {group.group_id!r}")
 
-    async def _carry_out(self, term: Term, group: Group, done: Written) -> None:
+    async def _carry_out(self, term: GroupTerm, group: Group, done: Written) -> None:
         """Carry out a deletion. `done` receives the outcome of the first attempt. An attempt in doubt is repeated until
         the outcome is certain, because its tombstones may be in the log."""
         outcome = await self._delete(term, group)
@@ -85,7 +86,7 @@ class GroupRemoval(TermListener):
             await asyncio.sleep(RETRY_S)
             await self._delete(term, group)
 
-    async def _delete(self, term: Term, group: Group) -> Outcome:
+    async def _delete(self, term: GroupTerm, group: Group) -> Outcome:
         """Write the tombstones of the offsets and of the group. The outcome is also in doubt if only the offsets are
         deleted."""
         offsets = group.offsets.to_delete()
@@ -114,16 +115,16 @@ class GroupRemoval(TermListener):
             for term in self._terms.loaded():
                 await self._sweep(term)
 
-    def loaded(self, term: Term) -> None:
+    def loaded(self, term: GroupTerm) -> None:
         """Remove the offsets of topics that were deleted while the groups had no coordinator."""
         self.topics_gone(frozenset(), [term])
 
-    def topics_gone(self, topic_ids: frozenset[str], terms: Sequence[Term] | None = None) -> None:
+    def topics_gone(self, topic_ids: frozenset[str], terms: Sequence[GroupTerm] | None = None) -> None:
         """Remove the offsets of these deleted topics, and of any other deleted topics."""
         for term in self._terms.loaded() if terms is None else terms:
             self._start_task(self._sweep(term, topic_ids), f"offsets of deleted topics in {term.topic_partition}")
 
-    async def _sweep(self, term: Term, gone: frozenset[str] | None = None) -> None:
+    async def _sweep(self, term: GroupTerm, gone: frozenset[str] | None = None) -> None:
         """Sweep a term's groups. `gone`: only look for offsets of deleted topics, among them these."""
         slices = Slices()
         now_s = self._terms.now_s
@@ -145,7 +146,7 @@ class GroupRemoval(TermListener):
             if gone is None and self._is_idle(group) and not term.is_over:
                 await self.delete(group.group_id)
 
-    def _remove(self, term: Term, group: Group, doomed: Sequence[TopicPartition]) -> Awaitable[Outcome]:
+    def _remove(self, term: GroupTerm, group: Group, doomed: Sequence[TopicPartition]) -> Awaitable[Outcome]:
         return _outcome(lambda done: remove_offsets(self._terms, term, group, doomed, done))
 
     def _of_gone_topics(self, group: Group, gone: frozenset[str]) -> list[TopicPartition]:
@@ -179,7 +180,7 @@ class GroupRemoval(TermListener):
         return group.is_in(_S.EMPTY) and not group.pending_members and group.offsets.is_unused
 
 
-def _outcome(write: Callable[[Callable[[Outcome], None]], None]) -> Awaitable[Outcome]:
+def _outcome(write: Callable[[Callable[[Outcome], None]], object]) -> Awaitable[Outcome]:
     """Return the outcome of a write that reports it through a callback. If the broker stops, it never arrives, and no
     caller may depend on it."""
     future: asyncio.Future[Outcome] = asyncio.get_running_loop().create_future()

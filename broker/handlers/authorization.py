@@ -1,7 +1,7 @@
 """Authorizes requests: verifies the proofs of other brokers, and is the one place that enforces `Api.caller`.
 
-A connection is anonymous until its broker has authenticated itself (`protocol/connections/broker_proof.py`). Without a
-secret, no broker can or must do so.
+A connection speaks for no broker until its broker has authenticated itself
+(`protocol/connections/broker_proof.py`). Without a secret, no broker can or must do so.
 """
 
 import logging
@@ -22,7 +22,7 @@ from minibroker.protocol.messages import (
     ControlledShutdownRequest,
     EnvelopeRequest,
 )
-from minibroker.protocol.model import ANONYMOUS, Principal
+from minibroker.protocol.principal import Principal
 
 logger = logging.getLogger("minibroker.handlers")
 
@@ -32,6 +32,10 @@ LOG_INTERVAL_S = 1.0
 def why_refused(api: Api[Any, Any], body: Any, principal: Principal) -> str | None:
     """Return why this principal may not send this request, or None. A broker speaks for itself alone."""
     claims: int | None = None
+    if api.caller is Caller.MARKER_WRITER:
+        if principal.broker_id is None and any(marker.committed for marker in body.markers):
+            return f"{api.name} that commits, over a connection that is {principal.shown}"
+        return None
     if api.caller is Caller.READER:
         if body.replica_id < 0:
             return None
@@ -41,7 +45,7 @@ def why_refused(api: Api[Any, Any], body: Any, principal: Principal) -> str | No
         claims = body.broker_id if is_from_broker else body.controller_id
     if claims is None or claims == principal.broker_id:
         return None
-    return f"{api.name} in the name of broker {claims}, over a connection that is {principal}"
+    return f"{api.name} in the name of broker {claims}, over a connection that is {principal.shown}"
 
 
 class Authorizer:
@@ -62,11 +66,16 @@ class Authorizer:
             if reason is not None:
                 raise self._refusal(request, reason)
 
+    def may_be_broker(self, request: Request) -> bool:
+        """Return whether the sender is a broker, or cannot be told from one because there is no secret."""
+        return self._secret is None or request.principal.broker_id is not None
+
     def challenge(self, request: Request, body: BrokerHandshakeRequest) -> BrokerHandshakeResponse:
         """Return this broker's proof, and the nonce for the other's. Raises
         BrokerError(CLUSTER_AUTHORIZATION_FAILED)."""
         session = request.session
-        session.principal, session.handshake = ANONYMOUS, None
+        session.set_broker(None)
+        session.handshake = None
         if self._secret is None:
             raise self._refusal(request, f"broker {self._broker_id} has no secret")
         if body.peer_id != self._broker_id:
@@ -77,18 +86,20 @@ class Authorizer:
 
     def authenticate(self, request: Request, body: BrokerAuthenticateRequest) -> BrokerAuthenticateResponse:
         """Authenticate the connection as the broker's. Raises BrokerError(CLUSTER_AUTHORIZATION_FAILED); the connection
-        then stays anonymous, and the handshake is used up."""
+        then speaks for no broker, and the handshake is used up."""
         session = request.session
         handshake, session.handshake = session.handshake, None
         if self._secret is None or handshake is None:
             raise self._refusal(request, "a proof without a handshake")
         if not is_same(body.proof, handshake.connecting_proof(self._secret)):
             raise self._refusal(request, f"the proof of broker {handshake.connecting_id} is wrong")
-        session.principal = Principal(handshake.connecting_id)
+        session.set_broker(handshake.connecting_id)
+        request.source.proved_broker()
         return BrokerAuthenticateResponse()
 
     def _refusal(self, request: Request, reason: str) -> BrokerError:
-        error = BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, reason)
+        remedy = "only brokers of the cluster may send this, which need the same broker.secret.file"
+        error = BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"{reason}; {remedy}", is_complete=True)
         now_s = self._monotonic()
         if now_s >= self._log_after_s:
             self._log_after_s = now_s + LOG_INTERVAL_S

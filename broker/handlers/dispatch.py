@@ -3,6 +3,16 @@
 from collections.abc import Awaitable, Callable
 from typing import Any
 
+from minibroker.broker.handlers.access import passes_acls
+from minibroker.broker.handlers.administering.acls import (
+    handle_create_acls,
+    handle_delete_acls,
+    handle_describe_acls,
+)
+from minibroker.broker.handlers.administering.client_quotas import (
+    handle_alter_client_quotas,
+    handle_describe_client_quotas,
+)
 from minibroker.broker.handlers.administering.configs import (
     handle_alter_configs,
     handle_describe_configs,
@@ -10,12 +20,30 @@ from minibroker.broker.handlers.administering.configs import (
 )
 from minibroker.broker.handlers.administering.delete_records import handle_delete_records
 from minibroker.broker.handlers.administering.log_dirs import handle_alter_replica_log_dirs, handle_describe_log_dirs
+from minibroker.broker.handlers.administering.producers import handle_describe_producers
+from minibroker.broker.handlers.administering.scram_credentials import (
+    handle_alter_user_scram_credentials,
+    handle_describe_user_scram_credentials,
+)
 from minibroker.broker.handlers.administering.shutdown import handle_controlled_shutdown
 from minibroker.broker.handlers.administering.timeline import handle_describe_timeline
-from minibroker.broker.handlers.authentication import handle_broker_authenticate, handle_broker_handshake
+from minibroker.broker.handlers.authentication import (
+    handle_broker_authenticate,
+    handle_broker_handshake,
+    handle_sasl_authenticate,
+    handle_sasl_handshake,
+)
 from minibroker.broker.handlers.control import handle_leader_and_isr, handle_stop_replica, handle_update_metadata
+from minibroker.broker.handlers.coordinated_transactions import (
+    handle_add_offsets_to_txn,
+    handle_add_partitions_to_txn,
+    handle_describe_transactions,
+    handle_end_txn,
+    handle_init_producer_id,
+    handle_list_transactions,
+)
 from minibroker.broker.handlers.fetch import handle_fetch
-from minibroker.broker.handlers.forwarding import CONTROLLER_HANDLERS, handle_envelope, handle_or_forward
+from minibroker.broker.handlers.forwarding import CONTROLLER_APIS, handle_envelope, handle_or_forward
 from minibroker.broker.handlers.groups import (
     handle_delete_groups,
     handle_describe_groups,
@@ -28,12 +56,13 @@ from minibroker.broker.handlers.groups import (
     handle_offset_delete,
     handle_offset_fetch,
     handle_sync_group,
+    handle_txn_offset_commit,
 )
 from minibroker.broker.handlers.list_offsets import handle_list_offsets, handle_offset_for_leader_epoch
 from minibroker.broker.handlers.metadata import handle_api_versions, handle_describe_cluster, handle_metadata
 from minibroker.broker.handlers.produce import handle_produce
-from minibroker.broker.handlers.producer_ids import handle_describe_producers, handle_init_producer_id
 from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.transactions import handle_write_txn_markers
 from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol import apis
@@ -58,21 +87,37 @@ HANDLERS: dict[int, Handler] = {
     apis.SYNC_GROUP.key: handle_sync_group,
     apis.DESCRIBE_GROUPS.key: handle_describe_groups,
     apis.LIST_GROUPS.key: handle_list_groups,
+    apis.SASL_HANDSHAKE.key: handle_sasl_handshake,
     apis.API_VERSIONS.key: handle_api_versions,
-    **dict.fromkeys(CONTROLLER_HANDLERS, handle_or_forward),
+    **dict.fromkeys(CONTROLLER_APIS, handle_or_forward),
     apis.DELETE_RECORDS.key: handle_delete_records,
     apis.INIT_PRODUCER_ID.key: handle_init_producer_id,
     apis.OFFSET_FOR_LEADER_EPOCH.key: handle_offset_for_leader_epoch,
+    apis.ADD_PARTITIONS_TO_TXN.key: handle_add_partitions_to_txn,
+    apis.ADD_OFFSETS_TO_TXN.key: handle_add_offsets_to_txn,
+    apis.END_TXN.key: handle_end_txn,
+    apis.WRITE_TXN_MARKERS.key: handle_write_txn_markers,
+    apis.TXN_OFFSET_COMMIT.key: handle_txn_offset_commit,
+    apis.DESCRIBE_ACLS.key: handle_describe_acls,
+    apis.CREATE_ACLS.key: handle_create_acls,
+    apis.DELETE_ACLS.key: handle_delete_acls,
     apis.DESCRIBE_CONFIGS.key: handle_describe_configs,
     apis.ALTER_CONFIGS.key: handle_alter_configs,
     apis.ALTER_REPLICA_LOG_DIRS.key: handle_alter_replica_log_dirs,
     apis.DESCRIBE_LOG_DIRS.key: handle_describe_log_dirs,
+    apis.SASL_AUTHENTICATE.key: handle_sasl_authenticate,
     apis.DELETE_GROUPS.key: handle_delete_groups,
     apis.OFFSET_DELETE.key: handle_offset_delete,
     apis.INCREMENTAL_ALTER_CONFIGS.key: handle_incremental_alter_configs,
+    apis.DESCRIBE_CLIENT_QUOTAS.key: handle_describe_client_quotas,
+    apis.ALTER_CLIENT_QUOTAS.key: handle_alter_client_quotas,
+    apis.DESCRIBE_USER_SCRAM_CREDENTIALS.key: handle_describe_user_scram_credentials,
+    apis.ALTER_USER_SCRAM_CREDENTIALS.key: handle_alter_user_scram_credentials,
     apis.ENVELOPE.key: handle_envelope,
     apis.DESCRIBE_CLUSTER.key: handle_describe_cluster,
     apis.DESCRIBE_PRODUCERS.key: handle_describe_producers,
+    apis.DESCRIBE_TRANSACTIONS.key: handle_describe_transactions,
+    apis.LIST_TRANSACTIONS.key: handle_list_transactions,
     apis.DESCRIBE_TIMELINE.key: handle_describe_timeline,
     apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
     apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,
@@ -81,11 +126,20 @@ HANDLERS: dict[int, Handler] = {
 
 def dispatcher(services: Services) -> RequestHandler:
     """Return the function that the server calls for each request. It raises BrokerError if the sender may not send this
-    request (`Api.caller`); the server answers a BrokerError with its code."""
+    request (`Api.caller`, and the ACLs where there are any); the server answers a BrokerError with its code."""
 
     def dispatch(request: Request) -> Awaitable[Continuation | None]:
         if request.api.caller is not apis.Caller.ANYBODY:
             services.authorizer.check(request)
         return HANDLERS[request.api.key](services, request, request.body)
 
-    return dispatch
+    def dispatch_checked(request: Request) -> Awaitable[Continuation | None]:
+        if not passes_acls(services, request):
+            return nothing()
+        return dispatch(request)
+
+    return dispatch if services.acls is None else dispatch_checked
+
+
+async def nothing() -> None:
+    """The request has its answer."""

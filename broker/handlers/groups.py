@@ -1,38 +1,43 @@
 """The requests of groups: find a coordinator, members, and offsets. Labels R1..R7: ARCHITECTURE.md."""
 
+from functools import partial
+
+from minibroker.broker.groups.commits import FetchSteps
 from minibroker.broker.groups.listing import describe, list_groups
-from minibroker.broker.handlers.authorized_operations import ON_GROUP
-from minibroker.broker.handlers.producer_ids import NO_TRANSACTIONS, warn_of_transactions
-from minibroker.broker.handlers.services import Services, answer_later, check_named_once
+from minibroker.broker.handlers.services import Services, answer_later, check_named_once, respond_sized
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.scheduling.slices import Slices
+from minibroker.protocol.acls import SUPPORTED_BITS, AclResourceType
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.kafka.primitives import MAX_STRING_BYTES
 from minibroker.protocol.messages import groups as g
+from minibroker.protocol.messages.transactions import TxnOffsetCommitRequest, TxnOffsetCommitResponse
 from minibroker.protocol.model import (
     NO_EPOCH,
     NO_LEADER,
     OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
     TopicPartition,
-    offsets_partition,
+    internal_partition,
 )
 
 DELETION_TIMEOUT_MS = 30_000
 """The limit for all groups of a request together."""
-GROUP_KEY, TRANSACTION_KEY = 0, 1
-"""The `key_type` of FindCoordinator."""
+TRANSACTIONAL_COMMIT_TIMEOUT_MS = 30_000
+"""The limit for the question to the transaction's coordinator and the append together."""
+MOST_COMMITTED_WITHOUT_PAUSE = 1_000
+"""Partitions of a request whose offsets are committed without a pause."""
+OFFSET_BYTES, MEMBER_BYTES, GROUP_BYTES = 32, 128, 32
+"""What each takes in an answer beside its names, about."""
+_TOPICS = {0: OFFSETS_TOPIC, 1: TRANSACTIONS_TOPIC}
+"""The topic of each `key_type` of FindCoordinator: groups and transactional ids."""
 NO_METADATA = "this broker has not received the cluster's metadata yet"
 
 
 async def handle_find_coordinator(services: Services, request: Request, body: g.FindCoordinatorRequest) -> None:
-    """R1. Return the broker that leads the group's partition of `__consumer_offsets`. COORDINATOR_NOT_AVAILABLE: there
-    is none yet, so the client should ask again; the message says why.
-
-    There are no transactions yet, and each client should give up with a reason. librdkafka retries all errors of
-    FindCoordinator except for two of authorization, whose message it prints. franz-go retries all of them without a
-    pause, so it is sent to this broker, whose answer to InitProducerId it accepts as final. The other clients give up
-    in either case.
-    """
-    coordinators = [_coordinator(services, request, body, key) for key in body.coordinator_keys]
+    """R1, T1. Return the broker that leads the partition of the group or transactional id in its internal topic.
+    COORDINATOR_NOT_AVAILABLE: there is none yet, so the client should ask again; the message says why."""
+    coordinators = await Slices().map(partial(_coordinator, services, request, body), body.coordinator_keys)
     request.respond(g.FindCoordinatorResponse(0, coordinators))
 
 
@@ -40,24 +45,16 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
     def refuse(code: ErrorCode, message: str) -> g.Coordinator:
         return g.Coordinator(key, -1, "", -1, code, message)
 
-    if body.key_type == TRANSACTION_KEY:
-        if body.gives_up_at_init:
-            me = services.configs.static.broker_id
-            endpoint = services.metadata.listener_endpoint(me, request.listener)
-            if endpoint is None:
-                return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, NO_METADATA)
-            return g.Coordinator(key, me, endpoint.host, endpoint.port, ErrorCode.NONE)
-        warn_of_transactions(request, key)
-        return refuse(ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, NO_TRANSACTIONS)
-    if body.key_type != GROUP_KEY:
+    topic = _TOPICS.get(body.key_type)
+    if topic is None:
         return refuse(ErrorCode.INVALID_REQUEST, f"key type {body.key_type}: there are groups (0) and transactions (1)")
-    partitions = services.metadata.partition_count(OFFSETS_TOPIC)
+    partitions = services.metadata.partition_count(topic)
     if services.metadata.told_all_epoch == NO_EPOCH:
         return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, NO_METADATA)
     if not partitions:
-        services.auto_topic_creation.create_soon([OFFSETS_TOPIC])
-        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, services.auto_topic_creation.why_missing(OFFSETS_TOPIC))
-    topic_partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(key, partitions))
+        services.auto_topic_creation.create_soon([topic])
+        return refuse(ErrorCode.COORDINATOR_NOT_AVAILABLE, services.auto_topic_creation.why_missing(topic))
+    topic_partition = TopicPartition(topic, internal_partition(key, partitions))
     state = services.metadata.partition(topic_partition)
     leader = NO_LEADER if state is None else state.leader
     endpoint = services.metadata.listener_endpoint(leader, request.listener)
@@ -71,7 +68,7 @@ def _coordinator(services: Services, request: Request, body: g.FindCoordinatorRe
         endpoint.port,
         ErrorCode.NONE,
         leader_epoch=state.leader_epoch,
-        topic_id=services.metadata.topic_id(OFFSETS_TOPIC) or "",
+        topic_id=services.metadata.topic_id(topic) or "",
     )
 
 
@@ -92,7 +89,9 @@ async def handle_join_group(services: Services, request: Request, body: g.JoinGr
                 ErrorCode.INVALID_REQUEST, f"{what} has {size} bytes; at most {MAX_STRING_BYTES} are allowed"
             )
     host = request.peer.rpartition(":")[0]
-    services.groups.members.join(body, request.client_id or "", host, request.respond, lambda: request.closed)
+    services.groups.members.join(
+        body, request.client_id or "", host, request.respond, lambda: request.closed, request.session
+    )
 
 
 async def handle_sync_group(services: Services, request: Request, body: g.SyncGroupRequest) -> None:
@@ -108,12 +107,48 @@ async def handle_leave_group(services: Services, request: Request, body: g.Leave
 
 
 async def handle_offset_commit(services: Services, request: Request, body: g.OffsetCommitRequest) -> None:
-    services.groups.commits.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics)))
+    missing = await _set_aside_missing(services, body)
+    services.groups.commits.commit(body, lambda topics: request.respond(g.OffsetCommitResponse(0, topics + missing)))
+
+
+async def _set_aside_missing(services: Services, body: g.OffsetCommitRequest) -> list[g.OffsetCommitTopicResponse]:
+    """Remove the partitions that do not exist from a large request, in slices, and return the answers for them."""
+    if sum(len(topic.partitions) for topic in body.topics) <= MOST_COMMITTED_WITHOUT_PAUSE:
+        return []
+    slices = Slices()
+    missing = []
+    for topic in body.topics:
+        present, refusals = [], []
+        for part in topic.partitions:
+            if services.metadata.partition(TopicPartition(topic.name, part.partition_index)) is not None:
+                present.append(part)
+            else:
+                code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                refusals.append(g.OffsetCommitPartitionResponse(part.partition_index, code))
+            await slices.breathe()
+        topic.partitions = present
+        if refusals:
+            missing.append(g.OffsetCommitTopicResponse(topic.name, refusals))
+    body.topics = [topic for topic in body.topics if topic.partitions]
+    return missing
+
+
+async def handle_txn_offset_commit(services: Services, request: Request, body: TxnOffsetCommitRequest) -> None:
+    """Answer once the offsets are in the log, as part of the transaction. Its coordinator is asked before."""
+
+    async def commit() -> None:
+        request.respond(TxnOffsetCommitResponse(0, await services.groups.transactional_commits.commit(body)))
+
+    answer_later(services, request, TRANSACTIONAL_COMMIT_TIMEOUT_MS, commit)
 
 
 async def handle_offset_fetch(services: Services, request: Request, body: g.OffsetFetchRequest) -> None:
     check_named_once("a group", [group.group_id for group in body.groups])
-    services.groups.commits.fetch(body, request.respond)
+
+    def respond(offsets: int, steps: FetchSteps) -> None:
+        respond_sized(services, request, offsets * OFFSET_BYTES, steps)
+
+    services.groups.commits.fetch(body, respond)
 
 
 async def handle_offset_delete(services: Services, request: Request, body: g.OffsetDeleteRequest) -> None:
@@ -122,27 +157,32 @@ async def handle_offset_delete(services: Services, request: Request, body: g.Off
 
 async def handle_describe_groups(services: Services, request: Request, body: g.DescribeGroupsRequest) -> None:
     # each once: a description may be large, and a small request could name a group often
-    groups = [describe(services.groups.terms, group_id) for group_id in dict.fromkeys(body.groups)]
+    groups = await Slices().map(partial(describe, services.groups.terms), dict.fromkeys(body.groups))
     if body.include_authorized_operations:
         for group in groups:
             if group.error_code == ErrorCode.NONE:
-                group.authorized_operations = ON_GROUP
-    request.respond(g.DescribeGroupsResponse(0, groups))
+                group.authorized_operations = SUPPORTED_BITS[AclResourceType.GROUP]
+    members = (member for group in groups for member in group.members)
+    size = sum(len(each.member_metadata) + len(each.member_assignment) + MEMBER_BYTES for each in members)
+    respond_sized(services, request, size, g.DescribeGroupsResponse(0, groups))
 
 
 async def handle_list_groups(services: Services, request: Request, body: g.ListGroupsRequest) -> None:
-    request.respond(list_groups(services.groups.terms, body.states_filter, body.types_filter))
+    response = await Slices().finish(list_groups(services.groups.terms, body.states_filter, body.types_filter))
+    size = sum(len(group.group_id) + GROUP_BYTES for group in response.groups)
+    respond_sized(services, request, size, response)
 
 
 async def handle_delete_groups(services: Services, request: Request, body: g.DeleteGroupsRequest) -> None:
     """Answer once the log has the tombstones."""
 
     async def delete() -> None:
-        codes = {
-            group_id: await services.groups.removal.delete(group_id, body.attempt)
-            for group_id in dict.fromkeys(body.groups_names)
-        }
-        results = [g.DeletableGroupResult(group_id, code) for group_id, code in codes.items()]
+        slices = Slices()
+        results = []
+        for group_id in dict.fromkeys(body.groups_names):
+            code = await services.groups.removal.delete(group_id, body.attempt)
+            results.append(g.DeletableGroupResult(group_id, code))
+            await slices.breathe()
         request.respond(g.DeleteGroupsResponse(0, results))
 
     answer_later(services, request, DELETION_TIMEOUT_MS, delete)

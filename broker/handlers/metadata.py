@@ -10,10 +10,11 @@ from collections.abc import Callable, Collection
 from functools import partial
 
 from minibroker.broker.handlers.administering.topics import may_change
-from minibroker.broker.handlers.authorized_operations import ON_CLUSTER, ON_TOPIC
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.purgatory import DelayedOperation
+from minibroker.protocol.acls import SUPPORTED_BITS, AclResourceType
+from minibroker.protocol.apis import FINALIZED_FEATURES, FINALIZED_FEATURES_EPOCH, SUPPORTED_FEATURES
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     BROKER_ENDPOINTS,
@@ -104,9 +105,9 @@ def _described(
     )
     if body.include_topic_authorized_operations:
         for topic in described.topics:
-            topic.topic_authorized_operations = ON_TOPIC
+            topic.topic_authorized_operations = SUPPORTED_BITS[AclResourceType.TOPIC]
     if body.include_cluster_authorized_operations:
-        described.cluster_authorized_operations = ON_CLUSTER
+        described.cluster_authorized_operations = SUPPORTED_BITS[AclResourceType.CLUSTER]
     return described
 
 
@@ -124,7 +125,15 @@ async def handle_api_versions(services: Services, request: Request, body: ApiVer
                     ErrorCode.INVALID_REQUEST, f"client software name or version {text!r}: letters, digits, - and ."
                 )
         request.source.introduced(name, version)
-    request.respond(ApiVersionsResponse(ErrorCode.NONE, list(request.source.dialect.api_versions)))
+    request.respond(
+        ApiVersionsResponse(
+            ErrorCode.NONE,
+            list(request.source.dialect.api_versions),
+            SUPPORTED_FEATURES,
+            FINALIZED_FEATURES_EPOCH,
+            FINALIZED_FEATURES,
+        )
+    )
 
 
 async def handle_describe_cluster(services: Services, request: Request, body: DescribeClusterRequest) -> None:
@@ -139,6 +148,8 @@ async def handle_describe_cluster(services: Services, request: Request, body: De
             cluster_id=known.cluster_id or "",
             controller_id=known.controller_id,
             brokers=[DescribeClusterBroker(b.node_id, b.host, b.port, b.rack) for b in known.brokers],
-            cluster_authorized_operations=ON_CLUSTER if body.include_cluster_authorized_operations else NO_OPERATIONS,
+            cluster_authorized_operations=SUPPORTED_BITS[AclResourceType.CLUSTER]
+            if body.include_cluster_authorized_operations
+            else NO_OPERATIONS,
         )
     )

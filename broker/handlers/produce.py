@@ -10,7 +10,10 @@ from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.appending import ToAppend
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
-from minibroker.broker.storage.validator import Looked
+from minibroker.broker.replication.questions import WAIVED
+from minibroker.broker.scheduling.slices import Slices
+from minibroker.broker.storage.validator import Looked, check_one_batch
+from minibroker.broker.transactions.verification import produce_error
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     MAX_RECORD_ERRORS,
@@ -23,9 +26,11 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_POSITION, CorruptRecord, parse_header
 from minibroker.protocol.records.compression import Compression
-from minibroker.protocol.records.header import COMPRESSION_MASK
+from minibroker.protocol.records.header import COMPRESSION_MASK, is_transactional
 
 LEGAL_ACKS = (-1, 0, 1)
+MOST_AT_ONCE = 100
+"""Partitions of a request whose batches are appended without a pause."""
 
 
 async def handle_produce(services: Services, request: Request, body: ProduceRequest) -> Continuation | None:
@@ -33,30 +38,62 @@ async def handle_produce(services: Services, request: Request, body: ProduceRequ
     connection, which is the only sign that such a producer can notice."""
     if body.acks not in LEGAL_ACKS:
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body.acks}")
-    if body.transactional_id is not None:
-        raise BrokerError(ErrorCode.INVALID_REQUEST, "transactional_id is set, and there are no transactions yet")
     entries = [
         ToAppend(TopicPartition(topic.name, data.index), topic.topic_id, data.records, received_s=request.received_at)
         for topic in body.topic_data
         for data in topic.partition_data
     ]
     check_named_once("a partition", [entry.topic_partition for entry in entries])
-
-    knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
     refused: dict[TopicPartition, ProduceStatus] = {}
+    if len(entries) > MOST_AT_ONCE:
+        return _append_in_slices(services, request, body, entries, refused)
+    taken = _acceptable(request, body, entries, refused)
+    asked = _with_questions(services, body, taken)
+    if asked or any(_needs_a_look(services, entry) for entry in taken):
+        return _verify_look_and_append(services, request, body, taken, asked, refused)
+    statuses = services.replicas.appender.append(taken, body.acks)
+    _await_replicas(services, request, body, statuses, refused)
+    return None
+
+
+async def _append_in_slices(
+    services: Services,
+    request: Request,
+    body: ProduceRequest,
+    entries: list[ToAppend],
+    refused: dict[TopicPartition, ProduceStatus],
+) -> None:
+    """Append the batches of a request that names many partitions, some at a time."""
+    slices = Slices()
+    statuses: dict[TopicPartition, ProduceStatus] = {}
+    for start in range(0, len(entries), MOST_AT_ONCE):
+        taken = _acceptable(request, body, entries[start : start + MOST_AT_ONCE], refused)
+        asked = _with_questions(services, body, taken)
+        if asked or any(_needs_a_look(services, entry) for entry in taken):
+            taken = await _verified_and_looked_at(services, request, body, taken, asked, refused)
+        statuses |= services.replicas.appender.append(taken, body.acks)
+        await slices.breathe()
+    _await_replicas(services, request, body, statuses, refused)
+
+
+def _acceptable(
+    request: Request, body: ProduceRequest, entries: list[ToAppend], refused: dict[TopicPartition, ProduceStatus]
+) -> list[ToAppend]:
+    """Return the entries that may be appended according to their headers, and add the others to `refused`."""
+    knows_zstd = request.source.dialect.knows_zstd(request.api.key, request.api_version)
     taken: list[ToAppend] = []
     for entry in entries:
         try:
+            check_one_batch(entry.records, entry.topic_partition)
             if not knows_zstd:
                 _refuse_zstd(entry.records, request.api_version)
+            if body.transactional_id is None and is_transactional(entry.records):
+                raise BrokerError(ErrorCode.INVALID_RECORD, "a transactional batch without a transactional id")
         except BrokerError as error:
             refused[entry.topic_partition] = _refusal(entry, error)
         else:
             taken.append(entry)
-    if any(_needs_a_look(services, entry) for entry in taken):
-        return _look_and_append(services, request, body, taken, refused)
-    _append(services, request, body, taken, refused)
-    return None
+    return taken
 
 
 def _needs_a_look(services: Services, entry: ToAppend) -> bool:
@@ -65,18 +102,82 @@ def _needs_a_look(services: Services, entry: ToAppend) -> bool:
     return appender.is_to_be_rewritten_for(entry) is not None or appender.takes_long(entry)
 
 
-async def _look_and_append(
+def _with_questions(
+    services: Services, body: ProduceRequest, entries: list[ToAppend]
+) -> dict[TopicPartition, ToAppend]:
+    """Return the entries that open a transaction, with a question for its coordinator."""
+    if body.transactional_id is None:
+        return {}
+    questions = ((entry, services.replicas.appender.question_for(entry)) for entry in entries)
+    return {
+        entry.topic_partition: entry._replace(question=question)
+        for entry, question in questions
+        if question is not None
+    }
+
+
+async def _verified(
+    services: Services,
+    body: ProduceRequest,
+    asked: dict[TopicPartition, ToAppend],
+    refused: dict[TopicPartition, ProduceStatus],
+) -> dict[TopicPartition, ToAppend]:
+    """T3. Ask the transaction's coordinator about the entries that open a transaction (KIP-890). Return those that may
+    be appended, and add the others to `refused`."""
+    transactional_id, adds = body.transactional_id, body.adds_partitions
+    assert transactional_id is not None
+    if services.verifier.is_waived(adds=adds):
+        return {topic_partition: entry._replace(question=WAIVED) for topic_partition, entry in asked.items()}
+    headers = [parse_header(entry.records) for entry in asked.values()]
+    producers = {(header.producer_id, header.producer_epoch) for header in headers}
+    if len(producers) > 1:
+        error = BrokerError(ErrorCode.INVALID_PRODUCER_ID_MAPPING, "transactional batches of more than one producer")
+        refused |= {topic_partition: _refusal(entry, error) for topic_partition, entry in asked.items()}
+        return {}
+    [(producer_id, epoch)] = producers
+    codes = await services.verifier.verify_all([*asked], transactional_id, producer_id, epoch, adds=adds)
+    verified: dict[TopicPartition, ToAppend] = {}
+    for topic_partition, entry in asked.items():
+        code = codes[topic_partition]
+        if code is ErrorCode.NONE:
+            verified[topic_partition] = entry
+        else:
+            error = produce_error(code, transactional_id, adds=adds)
+            services.replicas.appender.note_refused(entry, error.code)
+            refused[topic_partition] = _refusal(entry, error)
+    return verified
+
+
+async def _verify_look_and_append(
     services: Services,
     request: Request,
     body: ProduceRequest,
     entries: list[ToAppend],
+    asked: dict[TopicPartition, ToAppend],
     refused: dict[TopicPartition, ProduceStatus],
 ) -> None:
-    """Check, rewrite and append the batches. The connection's next request waits for this, because a producer's later
-    batches must come after these."""
+    """Verify, check, rewrite and append the batches. The connection's next request waits for this, because a producer's
+    later batches must come after these. `asked`: those of the entries that open a transaction, with questions."""
+    taken = await _verified_and_looked_at(services, request, body, entries, asked, refused)
+    statuses = services.replicas.appender.append(taken, body.acks)
+    _await_replicas(services, request, body, statuses, refused)
+
+
+async def _verified_and_looked_at(
+    services: Services,
+    request: Request,
+    body: ProduceRequest,
+    entries: list[ToAppend],
+    asked: dict[TopicPartition, ToAppend],
+    refused: dict[TopicPartition, ProduceStatus],
+) -> list[ToAppend]:
+    """Return the entries that are to be appended now, before anything else runs. Add the others to `refused`."""
     taken: list[ToAppend] = []
     room = MAX_RECORD_ERRORS
-    left = entries[::-1]
+    if asked:
+        verified = await _verified(services, body, asked, refused)
+        entries = [verified.get(entry.topic_partition, entry) for entry in entries]
+    left = [entry for entry in reversed(entries) if entry.topic_partition not in refused]
     while left:
         entry = left.pop()
         try:
@@ -99,7 +200,7 @@ async def _look_and_append(
             again = [_needs_a_look(services, each) for each in taken]
             left = list(compress(taken, again))
             taken = list(compress(taken, map(not_, again)))
-    _append(services, request, body, taken, refused)
+    return taken
 
 
 def _is_moot(request: Request, body: ProduceRequest) -> bool:
@@ -111,13 +212,15 @@ def _refusal(entry: ToAppend, error: BrokerError) -> ProduceStatus:
     return ProduceStatus(response=refused_append(entry.topic_partition.partition, error))
 
 
-def _append(
+def _await_replicas(
     services: Services,
     request: Request,
     body: ProduceRequest,
-    entries: list[ToAppend],
+    statuses: dict[TopicPartition, ProduceStatus],
     refused: dict[TopicPartition, ProduceStatus],
 ) -> None:
+    """Answer once the appended batches are replicated, as far as the producer asks for it."""
+
     def respond(statuses: dict[TopicPartition, ProduceStatus]) -> None:
         """P7."""
         statuses |= refused
@@ -135,7 +238,7 @@ def _append(
             ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()], 0, endpoints)
         )
 
-    services.replicas.appender.produce(entries, acks=body.acks, timeout_ms=max(body.timeout_ms, 0), respond=respond)
+    services.replicas.appender.await_replicas(statuses, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # the records are in the log, so the frame can be released while the replicas fetch
 
 

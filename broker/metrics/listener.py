@@ -221,7 +221,7 @@ class _Connection(asyncio.Protocol):
         if self._request is None or self._request.method != b"HEAD":
             events.insert(1, h11.Data(data=body))
         self._transport.write(b"".join(self._http.send(event) or b"" for event in events))
-        if self._peer_ended:
+        if self._peer_ended or not self._transport.can_write_eof():  # TLS ends both directions at once
             self._transport.close()
         else:
             self._transport.write_eof()

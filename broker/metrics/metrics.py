@@ -38,13 +38,17 @@ from prometheus_client.registry import Collector
 
 from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.groups.states import GroupState
+from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
+from minibroker.broker.quotas.throttling import ClientQuotaManager
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.transcoding import Transcoder
 from minibroker.broker.scheduling.purgatory import Purgatory
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.broker.transactions.coordination import TransactionCoordination
+from minibroker.broker.transactions.verification import TransactionVerifier
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.recovery_progress import METRICS as RECOVERY_METRICS
 
@@ -282,6 +286,11 @@ RECOVERY_DOCUMENTATION = {
 LED_PARTITION_GAUGES = (
     _Field("replicascount", "Replicas assigned, of partitions led here", lambda partition: len(partition.assignment)),
     _Field("insyncreplicascount", "Replicas in sync, of partitions led here", lambda partition: len(partition.isr)),
+    _Field(
+        "laststableoffsetlag",
+        "Records below the high watermark that read_committed consumers wait for, of partitions led here",
+        lambda partition: partition.high_watermark - partition.last_stable_offset,
+    ),
 )
 
 
@@ -293,15 +302,21 @@ class BrokerMetrics(Collector):
         server: SocketServer,
         replicas: ReplicaManager,
         groups: GroupCoordination,
+        transactions: TransactionCoordination,
+        verifier: TransactionVerifier,
         logs: LogDirs,
         purgatories: Sequence[Purgatory[Any]],
         controller: MeasuredController,
         loop_lag: LoopLag,
         transcoder: Transcoder,
+        client_quotas: ClientQuotaManager,
     ) -> None:
         self._server = server
+        self._client_quotas = client_quotas
         self._replicas = replicas
         self._groups = groups
+        self._transactions = transactions
+        self._verifier = verifier
         self._logs = logs
         self._purgatories = purgatories
         self._controller = controller
@@ -313,6 +328,8 @@ class BrokerMetrics(Collector):
         yield from self._of_the_network()
         yield from self._of_replication()
         yield from self._of_groups()
+        yield from coordinator_metrics(self._transactions)
+        yield from leader_metrics(self._replicas, self._verifier, self._transactions.late_since_ms())
         yield from self._of_the_controller()
         yield from self._of_the_loop()
         yield from self._of_transcoding()
@@ -344,14 +361,44 @@ class BrokerMetrics(Collector):
         for names, connections in sorted(counts.client_software.connections.items()):
             software.add_metric(names, connections)
         yield software
-        for name, documentation, count in (
+        totals: tuple[tuple[str, str, float], ...] = (
             ("connections_opened", "Connections accepted", counts.connections_opened),
             ("connections_refused", "Connections refused over a limit", counts.connections_refused),
+            ("connections_delayed", "Connections delayed over a rate", counts.connections_delayed),
+            ("connection_accept_throttle_seconds", "Delays of connections, summed up", counts.connections_delayed_s),
+            ("handshakes_failed", "Connections whose TLS handshake failed", counts.handshakes_failed),
             ("connections_closed_for_bad_input", "Connections closed because of invalid input", counts.bad_input),
             ("connections_closed_idle", "Connections closed because they were idle", counts.idle_closed),
             ("connections_closed_slow", "Connections closed because their peer was too slow", counts.slow_closed),
+        )
+        for name, documentation, total in totals:
+            yield CounterMetricFamily(f"minibroker_network_{name}", documentation, total)
+        for name, documentation, count in (
+            ("successful_authentication", "Clients that authenticated themselves", counts.successful_authentications),
+            ("failed_authentication", "Clients that did not authenticate themselves", counts.failed_authentications),
+            (
+                "successful_reauthentication",
+                "Clients that authenticated themselves again",
+                counts.successful_reauthentications,
+            ),
+            (
+                "failed_reauthentication",
+                "Clients that failed to authenticate themselves again",
+                counts.failed_reauthentications,
+            ),
+            (
+                "expired_connections_killed",
+                "Connections closed because their client had not authenticated itself again in time",
+                counts.expired_connections_killed,
+            ),
         ):
-            yield CounterMetricFamily(f"minibroker_network_{name}", documentation, count)
+            yield CounterMetricFamily(f"kafka_server_socket_server_metrics_{name}", documentation, count)
+        throttled = CounterMetricFamily(
+            "minibroker_quotas_throttle_seconds", "Throttle times of clients over a quota, summed up", labels=["quota"]
+        )
+        for key, seconds in self._client_quotas.throttled_s.items():
+            throttled.add_metric([key.value], seconds)
+        yield throttled
 
     def _of_replication(self) -> Iterator[Metric]:
         replicas = self._replicas
@@ -421,9 +468,10 @@ class BrokerMetrics(Collector):
             "Operations that wait",
             labels=["delayedoperation"],
         )
-        for purgatory in self._purgatories:
-            purgatory_size.add_metric([purgatory.name], purgatory.watched())
-            delayed.add_metric([purgatory.name], purgatory.delayed())
+        for name in dict.fromkeys(purgatory.name for purgatory in self._purgatories):
+            namesakes = [purgatory for purgatory in self._purgatories if purgatory.name == name]
+            purgatory_size.add_metric([name], sum(purgatory.watched() for purgatory in namesakes))
+            delayed.add_metric([name], sum(purgatory.delayed() for purgatory in namesakes))
         yield from (purgatory_size, delayed)
         topics = [([topic], traffic) for topic, traffic in replicas.lifecycle.traffic.items()]
         for field in TRAFFIC_COUNTERS:

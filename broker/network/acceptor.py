@@ -1,4 +1,7 @@
-"""Accepts the connections of a listener: applies the limits and distributes connections over the processors in turn."""
+"""Accepts the connections of a listener: applies the limits and distributes connections over the processors in turn.
+
+A delayed connection has a timer, and nothing waits for it: neither this listener nor another one.
+"""
 
 from __future__ import annotations
 
@@ -6,14 +9,21 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
+from minibroker.broker.network.connection_rates import ConnectionRates
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.processor import Processor
 from minibroker.broker.network.quotas import ConnectionQuotas
+from minibroker.broker.network.summaries import Summary
+from minibroker.protocol.connections.tls import TlsFailed
 from minibroker.protocol.world import Incoming, Listener
 
 logger = logging.getLogger("minibroker.network")
 
-REFUSALS_LOG_INTERVAL_S = 1.0
+MOST_DELAYED = 1_000
+"""Connections of a listener that may be delayed at a time. They hold file descriptors, and nothing else."""
+
+HANDSHAKES_GRACE_S = 0.5
+"""Seconds for handshakes that are in progress when a broker stops."""
 
 
 class Acceptor:
@@ -26,8 +36,14 @@ class Acceptor:
         metrics: NetworkMetrics,
         clock: Callable[[], float],
         room: Callable[[], str | None],
+        rates: ConnectionRates | None = None,
+        *,
+        is_protected: bool = False,
     ) -> None:
-        """`room` returns why there is no room for another connection, regardless of the quotas, or None."""
+        """`rates`: None for a listener without rates of new connections. `is_protected`: the broker's rate does not
+        apply, because brokers connect here and clients elsewhere.
+
+        `room` returns why there is no room for another connection, regardless of the quotas, or None."""
         self.name = name
         self.listener = listener
         self.processors = list(processors)
@@ -38,10 +54,13 @@ class Acceptor:
         self._metrics = metrics
         self._clock = clock
         self._room = room
+        self._rates = rates
+        self._is_protected = is_protected
+        self._delayed: dict[Incoming, asyncio.TimerHandle] = {}
         self._next_processor = 0
         self._handing_over: set[asyncio.Task[None]] = set()
-        self._refused_since_log = 0
-        self._log_refusals_after = 0.0
+        self._refusals = Summary(logger, name, "refused")
+        self._failures = Summary(logger, name, "closed")
 
     def start(self) -> None:
         """Begin to accept connections."""
@@ -71,15 +90,74 @@ class Acceptor:
     async def close(self) -> None:
         """Stop accepting, and wait until each accepted connection belongs to its processor."""
         await self.listener.close()
-        await asyncio.gather(*self._handing_over)
+        for incoming, turn in self._delayed.items():
+            turn.cancel()
+            incoming.close()
+        self._delayed.clear()
+        if self._handing_over:
+            await asyncio.wait(self._handing_over, timeout=HANDSHAKES_GRACE_S)
+        for task in self._handing_over:
+            task.cancel()
+        await asyncio.gather(*self._handing_over, return_exceptions=True)
 
     def _on_connection(self, incoming: Incoming) -> None:
         now = self._clock()
         address = incoming.peer.rpartition(":")[0]
-        refusal = self._room() or self._quotas.try_open(address, now)
+        if self._rates is None:
+            self._open(incoming, address, now)
+            return
+        delay_s = self._rates.address_delay_s(address.strip("[]"), now)
+        if delay_s == 0.0:
+            self._count_for_broker(incoming, address, now)
+        else:
+            self._delay(incoming, address, now, delay_s, self._count_for_broker)
+
+    def _count_for_broker(self, incoming: Incoming, address: str, now: float) -> None:
+        delay_s = 0.0 if self._rates is None or self._is_protected else self._rates.broker_delay_s(now)
+        if delay_s == 0.0:
+            self._open(incoming, address, now)
+        else:
+            self._delay(incoming, address, now, delay_s, self._open)
+
+    def _delay(
+        self,
+        incoming: Incoming,
+        address: str,
+        now: float,
+        delay_s: float | None,
+        then: Callable[[Incoming, str, float], None],
+    ) -> None:
+        """Go on with the connection after this time. None: refuse it."""
+        assert self._rates is not None
+        is_of_address = then == self._count_for_broker
+        if delay_s is None:
+            self._refuse(incoming, self._rates.why_refused(address.strip("[]"), is_of_address=is_of_address), now)
+            return
+        full = f"{MOST_DELAYED} connections are delayed" if len(self._delayed) >= MOST_DELAYED else self._room()
+        if full is not None:
+            why = self._rates.why_refused(address.strip("[]"), is_of_address=is_of_address)
+            self._refuse(incoming, f"{why}, and {full}", now)
+            return
+        self._metrics.connections_delayed += 1
+        self._metrics.connections_delayed_s += delay_s
+
+        def its_turn() -> None:
+            del self._delayed[incoming]
+            then(incoming, address, self._clock())
+
+        self._delayed[incoming] = asyncio.get_running_loop().call_later(delay_s, its_turn)
+
+    def _refuse(self, incoming: Incoming, reason: str, now: float) -> None:
+        incoming.close()
+        self._metrics.connections_refused += 1
+        self._refusals.log(incoming.peer, reason, now)
+
+    def _open(self, incoming: Incoming, address: str, now: float) -> None:
+        refusal = self._quotas.try_open(address, now, self._room())
         if refusal is not None:
-            incoming.close()
-            self._log_refusal(incoming.peer, refusal, now)
+            if self._rates is not None and not self._is_protected:
+                self._rates.give_back(now)
+            self._refuse(incoming, refusal, now)
             return
         processor = self.processors[self._next_processor]
         self._next_processor = (self._next_processor + 1) % len(self.processors)
@@ -90,24 +168,28 @@ class Acceptor:
         task.add_done_callback(self._handing_over.discard)
 
     async def _hand_over(self, incoming: Incoming, address: str, processor: Processor) -> None:
+        entering = _Entering(address, asyncio.current_task())
+        self._quotas.joined(entering)
         try:
-            await processor.adopt(incoming, lambda: self._quotas.close(address))
+            await processor.adopt(incoming, self._quotas, entering)
+        except TlsFailed as error:
+            self._metrics.handshakes_failed += 1
+            self._failures.log(incoming.peer, str(error), self._clock())
         except OSError as error:
-            self._quotas.close(address)
             logger.info("%s on listener %s disconnected before it was accepted: %s", incoming.peer, self.name, error)
+        finally:
+            self._quotas.left(entering)
 
-    def _log_refusal(self, peer: str, reason: str, now: float) -> None:
-        """Log refusals at most once per second, so that a flood of connections does not flood the log."""
-        self._metrics.connections_refused += 1
-        self._refused_since_log += 1
-        if now < self._log_refusals_after:
-            return
-        logger.warning(
-            "listener %s refused %d connections, the last of them from %s: %s",
-            self.name,
-            self._refused_since_log,
-            peer,
-            reason,
-        )
-        self._refused_since_log = 0
-        self._log_refusals_after = now + REFUSALS_LOG_INTERVAL_S
+
+class _Entering:
+    """A connection in the middle of its TLS handshake, as the quotas see it."""
+
+    idle_since = None
+
+    def __init__(self, address: str, handing_over: asyncio.Task[None] | None) -> None:
+        self.address = address
+        self._handing_over = handing_over
+
+    def give_way(self, reason: str) -> None:
+        if self._handing_over is not None:
+            self._handing_over.cancel()

@@ -10,7 +10,7 @@ and copies nothing.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Protocol
 
 from minibroker.protocol.apis import Api
@@ -34,6 +34,16 @@ class BadInput(Exception):
         super().__init__(reason)
         self.answer = answer
         self.frames = frames
+
+
+class Undecoded:
+    """A body that is too large to be decoded by the event loop at once (`large_requests`)."""
+
+    __slots__ = ("decode",)
+
+    def __init__(self, decode: Callable[[], Message]) -> None:
+        self.decode = decode
+        """Returns the body. Raises BadInput. May run in any thread."""
 
 
 def why_too_large(error: FrameTooLarge, max_request_bytes: int) -> str:
@@ -70,6 +80,10 @@ class Dialect(Protocol):
         ones have been answered, unless it and all of these may overlap."""
         ...
 
+    def api_key(self, frame: Frame) -> int:
+        """Return the key of a request's API, which may be unknown."""
+        ...
+
     def may_overlap(self, frame: Frame) -> bool:
         """Return whether the request may be handled while earlier ones of its kind, whose handlers have returned, still
         await their answers. Only used with answers in order; answers that are ready too early are held back."""
@@ -87,6 +101,11 @@ class Dialect(Protocol):
 
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         """Return whether a client that sends this version of Produce or Fetch may know zstd (KIP-110)."""
+        ...
+
+    def knows_mutation_quotas(self, api_key: int, api_version: int) -> bool:
+        """Return whether a client that sends this version of CreateTopics, DeleteTopics or CreatePartitions knows
+        THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
         ...
 
     @property
@@ -120,17 +139,18 @@ class Dialect(Protocol):
         """Return the frames completed by `count` bytes put into the buffer, in order. Raises BadInput."""
         ...
 
-    def decode(self, frame: Frame) -> tuple[Api[Any, Any], Header, Message]:
-        """Return the API, the header and the typed body. Raises BadInput, also for APIs that this listener does not
-        serve."""
+    def decode(self, frame: Frame) -> tuple[Api[Any, Any], Header, Message | Undecoded]:
+        """Return the API, the header and the typed body, or `Undecoded` if that would take long. Raises BadInput, also
+        for APIs that this listener does not serve."""
         ...
 
     def encode_response(self, asked: Asked, body: Message) -> Answer:
         """Return the bytes of the answer. Never raises because of a value, because the caller may have further answers
-        to send."""
+        to send. May run in any thread."""
         ...
 
     def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer | None:
         """Return the bytes of an answer that reports the failure of the whole request. None: the peer expects no answer
-        and would take one for the answer to its next request, so its connection is closed instead."""
+        and would take one for the answer to its next request, so its connection is closed instead. May run in any
+        thread."""
         ...

@@ -11,7 +11,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from typing import Any, NoReturn
 
-from minibroker.broker.network.dialect import Answer, Asked, BadInput, Dialect, Frame
+from minibroker.broker.network.dialect import Answer, Asked, BadInput, Dialect, Frame, Undecoded
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import ApiVersion, Message
@@ -20,7 +20,8 @@ _LENGTH_BYTES = 4
 _PREFIX_BYTES = _LENGTH_BYTES + 1
 _KAFKAS = 0x00
 _STRANGERS = {
-    b"\x16\x03": "a TLS handshake: listeners are PLAINTEXT, so set the client's security.protocol to that",
+    b"\x16\x03": "a TLS handshake, but this listener is PLAINTEXT: set the client's security.protocol to that, or "
+    "use the port of a listener that is SSL",
     b"GET ": "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener",
     b"HEAD": "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener",
     b"POST": "HTTP, but this listener serves Kafka's protocol",
@@ -76,13 +77,19 @@ class FirstFrame:
         dialect.get_buffer()[: self._filled] = self._prefix[: self._filled]
         return dialect.received(self._filled)
 
+    def api_key(self, frame: Frame) -> int:
+        raise AssertionError("no frame has been read")
+
     def may_overlap(self, frame: Frame) -> bool:
         raise AssertionError("nothing has been asked")
 
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         raise AssertionError("nothing has been asked")
 
-    def decode(self, frame: Frame) -> tuple[Api[Any, Any], NoReturn, Message]:
+    def knows_mutation_quotas(self, api_key: int, api_version: int) -> bool:
+        raise AssertionError("nothing has been asked")
+
+    def decode(self, frame: Frame) -> tuple[Api[Any, Any], NoReturn, Message | Undecoded]:
         raise AssertionError("no frame has been read")
 
     def encode_response(self, asked: Asked, body: Message) -> Answer:

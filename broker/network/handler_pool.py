@@ -6,6 +6,8 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 
+from minibroker.broker.network.dialect import Undecoded
+from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -20,6 +22,16 @@ continuation, so only the number of connections bounds their memory, as in Kafka
 RequestHandler = Callable[[Request], Awaitable[Continuation | None]]
 
 
+UNAUTHORIZED = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
+
+
 class RequestHandlerPool:
     """`size` handler tasks on one channel. An exception of a handler is answered as an error, and the task
     continues."""
@@ -32,8 +44,11 @@ class RequestHandlerPool:
         handler: RequestHandler,
         metrics: NetworkMetrics,
         clock: Callable[[], float],
+        large: LargeRequests | None = None,
     ) -> None:
+        """`large`: handles the large requests of the channel, if it has any."""
         self.size = size
+        self._large = large
         self._name = name
         self._channel = channel
         self._handler = handler
@@ -94,6 +109,8 @@ class RequestHandlerPool:
             for outcome in await asyncio.gather(*done, *late, return_exceptions=True):
                 if isinstance(outcome, Exception):
                     logger.error("%s: a request handler task had failed", self._name, exc_info=outcome)
+        if self._large is not None:
+            await self._large.close()
 
     async def _handle_requests(self) -> None:
         channel, clock, handler = self._channel, self._clock, self._handler
@@ -108,7 +125,12 @@ class RequestHandlerPool:
                 if request is None:
                     return
             request.dequeued_at = now
-            continuation, failed = await self._attempt(request, handler)
+            continuation: Continuation | None
+            if type(request.body) is Undecoded:
+                assert self._large is not None
+                continuation, failed = self._large.handle(request, handler), False
+            else:
+                continuation, failed = await self._attempt(request, handler)
             now = clock()
             self.busy_s += now - request.dequeued_at
             channel.handled(request)
@@ -133,7 +155,7 @@ class RequestHandlerPool:
             return await handler(request), False
         except BrokerError as error:
             of_api = self._metrics[request.api.key]
-            of_api.unauthorized += error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            of_api.unauthorized += error.code in UNAUTHORIZED
             request.fail(error.code, error.detail)
         except asyncio.CancelledError:
             if _this_task_is_cancelled():

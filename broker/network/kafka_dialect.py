@@ -16,26 +16,42 @@ that. Produce in versions that are listed but not supported is rejected with the
 from __future__ import annotations
 
 import logging
+from collections.abc import Callable
+from functools import partial
 from struct import error as StructError  # noqa: N812 - it is an exception, not a format
 from typing import Any
 
-from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, why_too_large
-from minibroker.protocol.apis import API_VERSIONS, FETCH, METADATA, PRODUCE, Api
+from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, Undecoded, why_too_large
+from minibroker.protocol.apis import (
+    API_VERSIONS,
+    CREATE_PARTITIONS,
+    CREATE_TOPICS,
+    DELETE_TOPICS,
+    FETCH,
+    METADATA,
+    PRODUCE,
+    Api,
+)
 from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, FrameTooLarge
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.kafka import apis as kafka
-from minibroker.protocol.kafka.primitives import MessageReader
+from minibroker.protocol.kafka.primitives import MessageReader, TooManyElements
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion, ApiVersionsRequest, ApiVersionsResponse, Message, ProduceRequest
 
 logger = logging.getLogger("minibroker.network")
 
 
+_QUICK_ELEMENTS = 2_000
+"""Elements of a request that are decoded within a few slices of the event loop."""
+
 _OVERLAPPING = {PRODUCE.key, METADATA.key}
 """A producer has several Produce requests in flight, and its Metadata requests do not concern them. Other requests may:
 a client that asks for a log's end after a Produce request expects the produced records to be counted."""
 _ZSTD_SINCE = {PRODUCE.key: 7, FETCH.key: 10}
 """Versions of Kafka 2.1, which introduced zstd."""
+_MUTATION_QUOTAS_SINCE = {CREATE_TOPICS.key: 6, DELETE_TOPICS.key: 5, CREATE_PARTITIONS.key: 3}
+"""Versions of Kafka 2.7, which introduced quotas for controller mutations (KIP-599)."""
 
 
 class KafkaListener:
@@ -65,9 +81,18 @@ class KafkaDialect(FrameReader):
     rests_on_named_leaders = True
     api_versions: list[ApiVersion] = kafka.API_KEYS
 
-    def __init__(self, listener: KafkaListener) -> None:
-        super().__init__(listener.limit_of)
+    def __init__(self, listener: KafkaListener, may_send_all: Callable[[], bool] | None = None) -> None:
+        """`may_send_all`: whether the client has authenticated itself; None: it need not."""
+
+        def limit_of(prefix: bytes) -> int:
+            assert may_send_all is not None
+            return listener.limit_of(prefix) if may_send_all() else MAX_SMALL_REQUEST_BYTES
+
+        super().__init__(listener.limit_of if may_send_all is None else limit_of)
         self._listener = listener
+
+    def api_key(self, frame: Frame) -> int:
+        return kafka.api_key_of(frame[:2])
 
     def may_overlap(self, frame: Frame) -> bool:
         return kafka.api_key_of(frame[:2]) in _OVERLAPPING
@@ -75,14 +100,17 @@ class KafkaDialect(FrameReader):
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         return api_version >= _ZSTD_SINCE[api_key]
 
+    def knows_mutation_quotas(self, api_key: int, api_version: int) -> bool:
+        return api_version >= _MUTATION_QUOTAS_SINCE[api_key]
+
     def received(self, count: int) -> list[Frame]:
         try:
             return self.buffer_updated(count)
         except FrameTooLarge as error:
             raise BadInput(why_too_large(error, self._listener.max_request_bytes), None, error.frames) from error
 
-    def decode(self, frame: Frame) -> tuple[Api[Any, Any], kafka.RequestHeader, Message]:
-        reader = MessageReader(frame)
+    def decode(self, frame: Frame) -> tuple[Api[Any, Any], kafka.RequestHeader, Message | Undecoded]:
+        reader = MessageReader(frame, _QUICK_ELEMENTS)
         header = None
         try:
             header = kafka.read_header(reader)
@@ -92,15 +120,30 @@ class KafkaDialect(FrameReader):
             ):
                 return API_VERSIONS, header, ApiVersionsRequest()
             api = kafka.check_supported(kafka.KAFKA_APIS.get(header.api_key), header)
-            # Trailing bytes are ignored, as in Kafka: librdkafka asks for the metadata of all topics with three bytes
-            # too many.
-            body = api.read_request(reader, header.api_version)
+            start = reader.position
+            return api.api, header, self._body(api, header, reader)
+        except TooManyElements:
+            assert header is not None
+            return api.api, header, Undecoded(partial(self._body_apart, api, header, frame, start))
         except InvalidMessage as error:
-            what = "not a request header" if header is None else f"{header} of Kafka's protocol"
-            raise BadInput(f"{what}: {error}", None) from error
+            raise _bad_input(header, error) from error
+
+    def _body(self, api: KafkaApi, header: kafka.RequestHeader, reader: MessageReader) -> Message:
+        """Raises InvalidMessage and BadInput."""
+        # Trailing bytes are ignored, as in Kafka: librdkafka asks for the metadata of all topics with three bytes too
+        # many.
+        body: Message = api.read_request(reader, header.api_version)
         if header.api_version < api.min_version:
             raise self._refused(api, header, body)
-        return api.api, header, body
+        return body
+
+    def _body_apart(self, api: KafkaApi, header: kafka.RequestHeader, frame: Frame, start: int) -> Message:
+        reader = MessageReader(frame, api.max_elements)
+        reader.position = start
+        try:
+            return self._body(api, header, reader)
+        except InvalidMessage as error:
+            raise _bad_input(header, error) from error
 
     def encode_response(self, asked: Asked, body: Message) -> Answer:
         api, version = kafka.KAFKA_APIS[asked.api.key], asked.api_version
@@ -127,7 +170,7 @@ class KafkaDialect(FrameReader):
 
     def _refused(self, api: KafkaApi, header: kafka.RequestHeader, body: Message) -> BadInput:
         reason = (
-            f"version {header.api_version} of {api.name} in Kafka's protocol has an obsolete format of records; "
+            f"version {header.api_version} of {api.name} in Kafka's protocol is obsolete; "
             f"this broker serves {api.min_version} to {api.max_version}: upgrade the client"
         )
         if isinstance(body, ProduceRequest) and body.acks == 0:
@@ -135,3 +178,8 @@ class KafkaDialect(FrameReader):
         frame = kafka.begin_response(api, header.api_version, header.correlation_id)
         api.write_response(frame, api.failed(body, ErrorCode.UNSUPPORTED_VERSION, reason), header.api_version)
         return BadInput(reason, frame.pieces())
+
+
+def _bad_input(header: kafka.RequestHeader | None, error: InvalidMessage) -> BadInput:
+    what = "not a request header" if header is None else f"{header} of Kafka's protocol"
+    return BadInput(f"{what}: {error}", None)

@@ -35,7 +35,7 @@ class ApiMetrics:
         self.errors = 0
         """Handlers that raised."""
         self.unauthorized = 0
-        """Errors because the sender was not authorized (CLUSTER_AUTHORIZATION_FAILED)."""
+        """Requests refused as a whole because the sender was not authorized."""
         self.request_bytes = 0
         self.request_queue_s = 0.0
         """From the arrival of the last byte until a handler took the request."""
@@ -79,6 +79,16 @@ class NetworkMetrics:
         self.connections_opened = 0
         self.connections_refused = 0
         """Connections refused because of a limit."""
+        self.connections_delayed = 0
+        self.connections_delayed_s = 0.0
+        """Connections that came too fast, and the sum of their delays."""
+        self.handshakes_failed = 0
+        self.successful_authentications = 0
+        self.failed_authentications = 0
+        self.successful_reauthentications = 0
+        self.failed_reauthentications = 0
+        self.expired_connections_killed = 0
+        """Connections closed because their client had not authenticated itself again in time (KIP-368)."""
         self.bad_input = 0
         """Connections closed because of invalid input."""
         self.idle_closed = 0

@@ -2,24 +2,45 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
-from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, why_too_large
+from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, Undecoded, why_too_large
 from minibroker.protocol import apis
-from minibroker.protocol.connections.framing import FrameReader, FrameTooLarge, correlation_id_of, request_limit
+from minibroker.protocol.connections.framing import (
+    MAX_SMALL_REQUEST_BYTES,
+    FrameReader,
+    FrameTooLarge,
+    api_key_of,
+    correlation_id_of,
+    request_limit,
+)
+from minibroker.protocol.connections.value_budget import check_values
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
-from minibroker.protocol.messages import Message, RequestEnvelope
+from minibroker.protocol.messages import MAX_PRODUCE_PARTITIONS, Message, RequestEnvelope
 
 _PREFIX = 16  # the first bytes of a frame, which include its correlation id
 
+MAX_UNPROVED_BYTES = 64 * 1024
+"""The largest frame of a connection that must prove first who is at its other end. A proof has 200 bytes."""
+
+_NO_API = -1
+_MAX_PRODUCE_VALUES = 7 * MAX_PRODUCE_PARTITIONS
+"""A partition takes three values, and seven as the only one of its topic."""
+_QUICK_PRODUCE_VALUES = 7_000
+"""Values that are decoded within a slice of the event loop."""
+
 
 class NativeListener:
-    """The state that all connections of a listener share: its APIs and the size limits of frames."""
+    """The state that all connections of a listener share: its APIs and the size limits of frames. `requires_proof`: the
+    other end of a connection must prove who it is before it sends anything large."""
 
-    def __init__(self, name: str, plane: apis.Plane, max_request_bytes: int) -> None:
+    def __init__(self, name: str, plane: apis.Plane, max_request_bytes: int, *, requires_proof: bool = False) -> None:
         self.name = name
         self.plane = plane
         self.max_request_bytes = max_request_bytes
+        self.requires_proof = requires_proof
         self.apis = {key: api for key, api in apis.APIS.items() if api.plane in (plane, None)}
         # The control plane's requests come from brokers and may cover every partition of the cluster.
         large = {key for key, api in self.apis.items() if api is apis.PRODUCE or api.plane is apis.Plane.CONTROL}
@@ -49,9 +70,34 @@ class NativeDialect(FrameReader):
     rests_on_named_leaders = False
     api_versions = apis.API_KEYS
 
-    def __init__(self, listener: NativeListener) -> None:
-        super().__init__(listener.limit_of)
+    def __init__(
+        self,
+        listener: NativeListener,
+        is_broker: Callable[[], bool] = lambda: False,
+        is_authenticated: Callable[[], bool] | None = None,
+    ) -> None:
+        """`is_broker`: whether the other end of the connection has proved to be a broker. `is_authenticated`: whether
+        it has authenticated itself by SASL; None: it need not."""
+
+        def limit_of(prefix: bytes) -> int:
+            if may_send_all():
+                return listener.limit_of(prefix)
+            return MAX_UNPROVED_BYTES if listener.requires_proof else MAX_SMALL_REQUEST_BYTES
+
+        def may_send_all() -> bool:
+            if listener.requires_proof:
+                return is_broker()
+            return is_authenticated is None or is_authenticated()
+
+        # Not methods: in a cycle of references, the buffers of closed connections would wait for the collector.
+        super().__init__(limit_of)
         self._listener = listener
+        self._may_send_all = may_send_all
+        self._is_broker = is_broker
+
+    def api_key(self, frame: Frame) -> int:
+        key = api_key_of(bytes(frame[:_PREFIX]))
+        return _NO_API if key is None else key
 
     def may_overlap(self, frame: Frame) -> bool:
         return True
@@ -59,29 +105,57 @@ class NativeDialect(FrameReader):
     def knows_zstd(self, api_key: int, api_version: int) -> bool:
         return True
 
+    def knows_mutation_quotas(self, api_key: int, api_version: int) -> bool:
+        return True
+
     def received(self, count: int) -> list[Frame]:
         try:
             return self.buffer_updated(count)
         except FrameTooLarge as error:
             reason = why_too_large(error, self._listener.max_request_bytes)
+            if self._listener.requires_proof and not self._may_send_all():
+                reason = f"{error}: on listener {self._listener.name}, a broker proves who it is before it sends more"
             raise _bad_input(reason, ErrorCode.INVALID_REQUEST, error.prefix, error.frames) from error
 
-    def decode(self, frame: Frame) -> tuple[apis.Api[Any, Any], RequestEnvelope, Message]:
+    def decode(self, frame: Frame) -> tuple[apis.Api[Any, Any], RequestEnvelope, Message | Undecoded]:
         try:
+            takes_long = isinstance(frame, memoryview) and self._takes_long(frame)
             envelope = apis.decode_request_envelope(frame)
             api = self._listener.apis.get(envelope.api_key)
             if api is not None and api.min_version <= envelope.api_version <= api.max_version:
+                if takes_long:
+                    return api, envelope, Undecoded(partial(_decode_apart, api, envelope))
                 return api, envelope, apis.decode_request(api, envelope)
         except InvalidMessage as error:
             raise _bad_input(str(error), ErrorCode.INVALID_REQUEST, bytes(frame[:_PREFIX])) from error
         code, reason = self._listener.why_not_served(envelope)
         raise BadInput(reason, [apis.encode_error(envelope.correlation_id, code, reason)])
 
+    def _takes_long(self, frame: memoryview) -> bool:
+        """Return whether decoding a large frame may take long. Control requests keep their order, and a broker does not
+        wait for strangers. Raises InvalidMessage for a Produce with too many values: even to skip them takes long."""
+        if self._listener.plane is apis.Plane.CONTROL or self._is_broker():
+            return False
+        if api_key_of(bytes(frame[:_PREFIX])) != apis.PRODUCE.key:
+            return True
+        return check_values(frame, _MAX_PRODUCE_VALUES, "partitions") > _QUICK_PRODUCE_VALUES
+
     def encode_response(self, asked: Asked, body: Message) -> Answer:
         return [apis.encode_response(asked.correlation_id, body)]
 
     def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer:
         return [apis.encode_error(asked.correlation_id, code, message)]
+
+
+def _decode_apart(api: apis.Api[Any, Any], envelope: RequestEnvelope) -> Message:
+    try:
+        if api is apis.PRODUCE:
+            check_values(memoryview(envelope.body), _MAX_PRODUCE_VALUES, "partitions")
+        body: Message = apis.decode_request(api, envelope)
+    except InvalidMessage as error:
+        answer = [apis.encode_error(envelope.correlation_id, ErrorCode.INVALID_REQUEST, str(error))]
+        raise BadInput(str(error), answer) from error
+    return body
 
 
 def _bad_input(reason: str, code: ErrorCode, prefix: bytes, frames: list[Frame] | None = None) -> BadInput:

@@ -12,6 +12,9 @@ prevent dispatching:
   holds here for a dialect whose answers leave in order, except for requests that may overlap with others of their kind:
   their answers are held back until earlier ones have left, and nothing is dispatched while too many bytes are held.)
 - The request channel is full: the connection stands in line and is not read from.
+- The client is over a quota: nothing is dispatched or read for the throttle time (KIP-219).
+- The client has failed to authenticate itself by SASL: the answer to that is delayed, and a connection that closed for
+  a later request would give it away at once.
 - Too many requests, or bytes of requests, of this connection are unanswered, or its responses are not being read (the
   transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
 
@@ -25,8 +28,8 @@ Earlier requests are handled first, since a peer may take a missing answer for a
 requests that a peer sent before it closed the connection are handled, as a producer with acks=0 may do that; their
 answers are dropped.
 
-One periodic sweep per processor checks the deadlines (an incomplete frame, unread responses, idleness). A timer per
-connection, moved with every frame, would cost more than the frame.
+One periodic sweep per processor checks the deadlines (no first request, an incomplete frame, unread responses,
+idleness). A timer per connection, moved with every frame, would cost more than the frame.
 
 Responses that are given in the same turn of the loop leave together: neither asyncio nor uvloop joins several writes
 into one system call, and a system call costs as much as the rest of a small request. But a response waits for others
@@ -41,8 +44,8 @@ import asyncio
 import logging
 import socket
 from collections import deque
-from collections.abc import Callable
-from typing import cast
+from collections.abc import Callable, Mapping
+from typing import Any, cast
 
 from minibroker.broker.network.dialect import Answer, BadInput, Dialect, Frame
 from minibroker.broker.network.first_frame import FirstFrame
@@ -50,13 +53,21 @@ from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.ordered_answers import OrderedAnswers
-from minibroker.broker.network.request_channel import Request, RequestChannel, Session
+from minibroker.broker.network.quotas import Connected, ConnectionQuotas
+from minibroker.broker.network.request_channel import Gate, OnAnswer, Request, RequestChannel, Session
 from minibroker.broker.network.settings import NetworkSettings
-from minibroker.protocol.apis import Plane
+from minibroker.broker.network.summaries import Summary
+from minibroker.broker.network.unsent import UnsentAnswers
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, Api, Plane
 from minibroker.protocol.messages import Buffer
+from minibroker.protocol.principal import Principal
 from minibroker.protocol.world import Incoming
 
 logger = logging.getLogger("minibroker.network")
+
+PrincipalOf = Callable[[Mapping[str, Any] | None], Principal | None]
+"""Returns the principal of a client's certificate, None if the client is refused for it."""
+_PROOFS = (BROKER_HANDSHAKE, BROKER_AUTHENTICATE)
 
 READ_AHEAD_BYTES = 128 * 1024
 """More than one read can bring in small frames, so that a single read never pauses a connection."""
@@ -65,6 +76,14 @@ RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
 """The unsent bytes above which a connection is no longer read from, until only a quarter of them is left."""
 
 LARGE_RESPONSE_BYTES = 64 * 1024
+
+FIRST_REQUEST_S = 10.0
+"""Seconds in which a connection must send its first valid request, and a broker prove who it is on the control plane.
+Clients do so at once; until then a connection does nothing but keep others out. A client that has no request for its
+connection after all, such as a consumer that was paused meanwhile, loses nothing: it connects again when it has one."""
+
+STOOD_STILL_S = 3.0
+"""A sweep that begins this long after the last one drops no connection. Sweeps come every second or more often."""
 
 
 class Processor:
@@ -78,34 +97,48 @@ class Processor:
         settings: NetworkSettings,
         metrics: NetworkMetrics,
         clock: Callable[[], float],
+        principal_of: PrincipalOf | None = None,
+        *,
+        requires_proof: bool = False,
+        new_gate: Callable[[], Gate] | None = None,
     ) -> None:
+        """`principal_of` returns the principal of a connection by TLS; None: it has none by TLS. `requires_proof`: see
+        `NativeListener`. `new_gate`: of a connection; None: the listener does not use SASL."""
         self.listener = listener
         self.plane = plane
+        self.principal_of = principal_of
+        self.requires_proof = requires_proof
+        self.new_gate = new_gate
+        self.shut_out = Summary(logger, listener, "closed")
         self.channel = channel
         self.settings = settings
         self.metrics = metrics
         self.clock = clock
-        native = NativeListener(listener, plane, settings.socket_request_max_bytes)
+        native = NativeListener(listener, plane, settings.socket_request_max_bytes, requires_proof=requires_proof)
         kafka = KafkaListener(settings.socket_request_max_bytes)
         self.new_dialect: Callable[[ServerConnection], Dialect] = lambda connection: FirstFrame(
-            lambda: NativeDialect(native),
-            lambda: KafkaDialect(kafka),
+            lambda: NativeDialect(native, connection.session.is_broker, _is_open(connection.session.gate)),
+            lambda: KafkaDialect(kafka, _is_open(connection.session.gate)),
             connection.chose_dialect,
             settings.socket_request_max_bytes,
         )
         """Creates the dialect of a connection."""
         if plane is Plane.CONTROL:  # only brokers connect here, with our own dialect
-            self.new_dialect = lambda connection: NativeDialect(native)
+            self.new_dialect = lambda connection: NativeDialect(native, connection.session.is_broker)
         self.connections: dict[ServerConnection, None] = {}
+        self.unsent: UnsentAnswers | None = None
+        """The answers of all data listeners; None: unbounded."""
         self._nobody_left = asyncio.Event()
-        self._loop = asyncio.get_running_loop()
+        self.loop = asyncio.get_running_loop()
         self._to_flush: list[ServerConnection] = []
         self._nobody_left.set()
         self._sweep_timer: asyncio.TimerHandle | None = None
+        self._swept_at = clock()
 
-    async def adopt(self, incoming: Incoming, on_lost: Callable[[], None]) -> None:
-        """Take over a connection. Raises OSError, and then does not call `on_lost`."""
-        await incoming.attach(lambda: ServerConnection(self, incoming.peer, on_lost))
+    async def adopt(self, incoming: Incoming, quotas: ConnectionQuotas, entering: Connected) -> None:
+        """Take over a connection. In the quotas it takes the place of `entering`, and leaves them at its end. Raises
+        OSError."""
+        await incoming.attach(lambda: ServerConnection(self, incoming.peer, quotas, entering))
 
     def start(self) -> None:
         """Begin to check deadlines."""
@@ -129,12 +162,15 @@ class Processor:
         """Call `connection.flush` once the handlers are done in this turn of the loop."""
         self._to_flush.append(connection)
         if len(self._to_flush) == 1:
-            self._loop.call_soon(self._flush)
+            self.loop.call_soon(self._flush)
 
     def _flush(self) -> None:
         to_flush, self._to_flush = self._to_flush, []
         for connection in to_flush:
             connection.flush()
+
+    def call_soon(self, call: Callable[[], None]) -> None:
+        self.loop.call_soon(call)
 
     def joined(self, connection: ServerConnection) -> None:
         self.connections[connection] = None
@@ -153,8 +189,11 @@ class Processor:
 
     def _sweep(self) -> None:
         now = self.clock()
-        for connection in list(self.connections):
-            connection.check_deadlines(now)
+        # After a pause of the whole process, peers first get the time to be heard.
+        if now - self._swept_at < STOOD_STILL_S:
+            for connection in list(self.connections):
+                connection.check_deadlines(now)
+        self._swept_at = now
         self.start()
 
 
@@ -167,25 +206,30 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_backlog_bytes",
         "_closed_here",
         "_closing_since",
+        "_entering",
         "_frame_since",
         "_has_large_outgoing",
         "_in_line",
+        "_is_waiting",
+        "_joined_at",
         "_last_active",
         "_muted",
         "_muted_until_answered",
-        "_on_lost",
         "_order",
         "_outgoing",
         "_overlaps",
         "_processor",
+        "_quotas",
         "_reading_paused",
         "_refusal",
         "_software",
+        "_throttle_timer",
         "_transport",
         "_unanswered",
         "_unanswered_bytes",
         "_unwritten",
         "_write_paused_since",
+        "address",
         "closed",
         "dialect",
         "listener",
@@ -193,16 +237,21 @@ class ServerConnection(asyncio.BufferedProtocol):
         "session",
     )
 
-    def __init__(self, processor: Processor, peer: str, on_lost: Callable[[], None]) -> None:
+    def __init__(self, processor: Processor, peer: str, quotas: ConnectionQuotas, entering: Connected) -> None:
         self.peer = peer
+        self.address = peer.rpartition(":")[0]
         self.listener = processor.listener
         self.session = Session()
+        if processor.new_gate is not None:
+            self.session.gate = processor.new_gate()
         self._order: OrderedAnswers[tuple[ApiMetrics, Answer | None, float]] | None = None
         self.chose_dialect(processor.new_dialect(self))
         self.closed = False
         """Whether either side has closed, so that nothing can be sent any more."""
         self._processor = processor
-        self._on_lost = on_lost
+        self._quotas = quotas
+        self._entering = entering
+        self._is_waiting = True  # see `quotas`
         self._transport: asyncio.Transport | None = None
         self._backlog: deque[tuple[Frame, float]] = deque()
         self._backlog_bytes = 0
@@ -222,7 +271,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._write_paused_since: float | None = None
         self._frame_since: float | None = None
         self._closing_since: float | None = None
-        self._last_active = 0.0
+        self._throttle_timer: asyncio.TimerHandle | None = None
+        self._last_active = self._joined_at = 0.0
 
     def __repr__(self) -> str:
         return f"<connection of {self.peer} to {self.listener}>"
@@ -232,8 +282,11 @@ class ServerConnection(asyncio.BufferedProtocol):
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         self._transport.set_write_buffer_limits(high=RESPONSE_HIGH_WATER_BYTES)
-        self._last_active = self._processor.clock()
+        self._last_active = self._joined_at = self._processor.clock()
         self._processor.joined(self)
+        if self._processor.principal_of is not None:
+            self._identify(self._processor.principal_of, transport.get_extra_info("peercert"))
+        self._quotas.joined(self, instead_of=self._entering)
 
     def get_buffer(self, sizehint: int) -> memoryview:
         return self.dialect.get_buffer()
@@ -276,10 +329,51 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._write_paused_since = None
         self._processor.metrics.client_software.remove(self._software)
         self._processor.left(self)
-        self._on_lost()
+        self._quotas.left(self)
         self._advance(wake=True)
 
+    # -- the quotas' side --
+
+    @property
+    def idle_since(self) -> float | None:
+        return self._last_active if self._is_idle() else None
+
+    def give_way(self, reason: str) -> None:
+        logger.info("%s on listener %s, closed in favour of a new connection: %s", self.peer, self.listener, reason)
+        self.abort()
+
+    def _is_idle(self) -> bool:
+        is_asking = self._unanswered or self._backlog or self._in_line or self._frame_since is not None
+        return not is_asking and self._throttle_timer is None
+
     # -- the channel's and the handlers' side --
+
+    def proved_broker(self) -> None:
+        self._is_waiting = False
+        self._quotas.proved(self)
+
+    def authenticated(self) -> None:
+        if self._is_waiting and not self.closed:
+            self._take_place()
+
+    @property
+    def on_answer(self) -> OnAnswer | None:
+        return self._processor.channel.on_answer
+
+    def throttle(self, seconds: float) -> None:
+        if self.closed:
+            return
+        ends_at = self._processor.loop.time() + seconds
+        if self._throttle_timer is not None:
+            ends_at = max(ends_at, self._throttle_timer.when())
+            self._throttle_timer.cancel()
+        self._throttle_timer = self._processor.loop.call_at(ends_at, self._throttle_ended)
+        self._update_reading()
+
+    def _throttle_ended(self) -> None:
+        self._throttle_timer = None
+        self._last_active = self._processor.clock()
+        self._advance(wake=True)
 
     def introduced(self, name: str, version: str) -> None:
         counts = self._processor.metrics.client_software
@@ -311,6 +405,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         )
         self._advance(wake=wake)
 
+    def refused(self, bad_input: BadInput) -> None:
+        self._refusal = bad_input
+        self._backlog.clear()
+        self._backlog_bytes = 0
+
     def close_connection(self, reason: str) -> None:
         if not self.closed:
             logger.info("%s on listener %s, closed: %s", self.peer, self.listener, reason)
@@ -329,6 +428,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         outgoing = self._outgoing
         if not outgoing or self._transport is None or self._transport.is_closing():
             return
+        if self._has_large_outgoing and self._processor.unsent is not None:
+            self._processor.unsent.given(sum(map(len, outgoing)))
         if len(outgoing) == 1:
             self._transport.write(outgoing[0])
         elif self._has_large_outgoing:
@@ -344,6 +445,12 @@ class ServerConnection(asyncio.BufferedProtocol):
             if unsent > self._processor.settings.max_unsent_response_bytes:
                 self._drop(f"{unsent} bytes of responses are unread")
 
+    def unsent_bytes(self) -> int:
+        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+
+    def drop_unsent(self, reason: str) -> None:
+        self._drop(reason)
+
     def check_deadlines(self, now: float) -> None:
         """Close the connection if its peer has exceeded a deadline."""
         settings = self._processor.settings
@@ -357,8 +464,14 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif self._frame_since is not None:
             if not self._reading_paused and now - self._frame_since >= settings.frame_timeout_ms / 1_000:
                 self._drop(f"a frame was not complete after {settings.frame_timeout_ms / 1_000:g} s")
+        elif self._is_waiting and self._has_deadline() and self._is_idle() and now - self._joined_at >= FIRST_REQUEST_S:
+            what = "proved to be a broker" if self._processor.requires_proof else "sent a valid request"
+            if self.session.gate is not None:
+                what = "authenticated itself"
+            self._drop(f"it has not {what} within {FIRST_REQUEST_S:g} s", logging.INFO)
         elif (
             self._processor.plane is Plane.DATA
+            and self._throttle_timer is None
             and not self._unanswered
             and not self._backlog
             and now - self._last_active >= settings.connections_max_idle_ms / 1_000
@@ -366,6 +479,10 @@ class ServerConnection(asyncio.BufferedProtocol):
             logger.debug("%s on listener %s: idle, closed", self.peer, self.listener)
             self._processor.metrics.idle_closed += 1
             self.close()
+
+    def _has_deadline(self) -> bool:
+        """Without proofs, a silent connection to the control plane may be a broker's crash detection."""
+        return self._processor.plane is Plane.DATA or self._processor.requires_proof
 
     def chose_dialect(self, dialect: Dialect) -> None:
         """Use this dialect from now on."""
@@ -424,7 +541,7 @@ class ServerConnection(asyncio.BufferedProtocol):
                     else:
                         self._in_line = True
                         self._processor.channel.get_in_line(self, size)
-            elif self._refusal is not None and not self._has_open_answers():
+            elif self._refusal is not None and not self._has_open_answers() and not self._has_failed():
                 self._refuse(self._refusal)
         self._update_reading()
 
@@ -432,8 +549,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         settings = self._processor.settings
         return (
             self._write_paused_since is None
+            and self._throttle_timer is None
             and self._unanswered < settings.max_in_flight_requests_per_connection
             and self._unanswered_bytes < settings.max_in_flight_bytes_per_connection
+            and not self._has_failed()
             and (
                 self._order is None
                 or (
@@ -442,6 +561,9 @@ class ServerConnection(asyncio.BufferedProtocol):
                 )
             )
         )
+
+    def _has_failed(self) -> bool:
+        return self.session.gate is not None and self.session.gate.has_failed
 
     def _waits_for_answers(self) -> bool:
         """Return whether the first frame of the backlog must wait until all earlier requests have been answered."""
@@ -476,6 +598,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         size = len(frame)
         self._backlog_bytes -= size
         processor = self._processor
+        if self.session.gate is not None and not self._is_let_in(self.session.gate, self.dialect.api_key(frame)):
+            return
         try:
             api, header, body = self.dialect.decode(frame)
         except BadInput as error:
@@ -486,6 +610,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             else:
                 self._refuse(error)
             return
+        if self._is_waiting and not self._admit(api):
+            return
         self._muted = True  # P2
         self._unanswered += 1
         self._unanswered_bytes += size
@@ -494,6 +620,37 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._overlaps = self.dialect.may_overlap(frame)
             request.place = self._order.take_place()
         processor.channel.offer(request, wake=wake)
+
+    def _admit(self, api: Api[Any, Any]) -> bool:
+        """Judge the first request. Return False if the connection is closed."""
+        if self._processor.requires_proof or api in _PROOFS:
+            return True  # it waits for `proved_broker`
+        if self.session.gate is not None and not self.session.gate.is_open:
+            return True  # it waits for `authenticated`
+        return self._take_place()
+
+    def _take_place(self) -> bool:
+        """Stop waiting. Return False if there is no place, and the connection is closed."""
+        refusal = self._quotas.admit(self, self._last_active)
+        if refusal is not None:
+            self._processor.metrics.connections_refused += 1
+            logger.warning("%s on listener %s is refused: %s", self.peer, self.listener, refusal)
+            self.close()
+            return False
+        self._is_waiting = False
+        return True
+
+    def _is_let_in(self, gate: Gate, api_key: int) -> bool:
+        """Return False if the request must not be handled, and the connection is closed."""
+        now = self._processor.clock()
+        reason = gate.why_closed(api_key, now)
+        if reason is None:
+            return True
+        if gate.has_expired:
+            self._processor.metrics.expired_connections_killed += 1
+        self._processor.shut_out.log(self.peer, reason, now)
+        self.close()
+        return False
 
     def _refuse(self, bad_input: BadInput) -> None:
         """Answer bad input with an error, if the request is known, and close."""
@@ -504,12 +661,31 @@ class ServerConnection(asyncio.BufferedProtocol):
             self._outgoing += bad_input.answer
         self.close()
 
-    def _drop(self, reason: str) -> None:
-        logger.warning("%s on listener %s, closed: %s", self.peer, self.listener, reason)
+    def _drop(self, reason: str, level: int = logging.WARNING) -> None:
+        logger.log(level, "%s on listener %s, closed: %s", self.peer, self.listener, reason)
         self._processor.metrics.slow_closed += 1
         self.abort()
 
+    def _identify(self, principal_of: PrincipalOf, certificate: Mapping[str, Any] | None) -> None:
+        principal = principal_of(certificate)
+        if principal is None:
+            assert certificate is not None
+            subject = certificate.get("subject")
+            self._drop(f"no rule of ssl.principal.mapping.rules matches its certificate's subject, {subject}")
+        else:
+            self.session.principal = principal
+
     def _end(self) -> None:
         self.closed = True
+        if self._throttle_timer is not None:
+            self._throttle_timer.cancel()
+            self._throttle_timer = None
         if self._closing_since is None:
             self._closing_since = self._processor.clock()
+            # Not now: the calls answer requests, and the caller is not done with this connection.
+            self._processor.call_soon(self.session.end)
+
+
+def _is_open(gate: Gate | None) -> Callable[[], bool] | None:
+    """Not through the session, which the dialect must not keep."""
+    return None if gate is None else lambda: gate.is_open

@@ -27,31 +27,127 @@ from __future__ import annotations
 import asyncio
 from collections import deque
 from collections.abc import Callable
+from functools import partial
 from typing import Any, Protocol
 
-from minibroker.broker.network.dialect import Answer, Dialect, Header
+from minibroker.broker.network.dialect import Answer, BadInput, Dialect, Header
+from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api
 from minibroker.protocol.connections.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_slots import LeaderSlots
-from minibroker.protocol.model import ANONYMOUS, Principal
+from minibroker.protocol.principal import ANONYMOUS, Principal
 
 SLICE_S = 0.002
+
+SHOWN_CHARACTERS = 100
+"""The characters of a client id that messages show."""
+
+
+class Gate(Protocol):
+    """Decides which requests of a connection are handled before its client has authenticated itself (SASL)."""
+
+    @property
+    def is_open(self) -> bool:
+        """Whether the client has authenticated itself."""
+        ...
+
+    @property
+    def has_expired(self) -> bool:
+        """Whether `why_closed` has found that the client should have authenticated itself again."""
+        ...
+
+    @property
+    def has_failed(self) -> bool:
+        """Whether an authentication has failed. Until its answer has left and the connection is closed, nothing more is
+        read from the connection, and no request is handled."""
+        ...
+
+    def why_closed(self, api_key: int, now: float) -> str | None:
+        """Return why this request must not be handled, or None."""
+        ...
+
+    def set_broker(self, is_broker: bool) -> None:
+        """Record whether the other end has proved to be a broker of the cluster."""
+        ...
 
 
 class Session:
     """The state of the other end of a connection (Kafka's RequestChannel.Session)."""
 
-    __slots__ = ("fetch_slots", "handshake", "principal", "wants_transactions")
+    __slots__ = (
+        "_at_end",
+        "fetch_slots",
+        "gate",
+        "handshake",
+        "has_ended",
+        "host",
+        "inquiries",
+        "is_before_mutation_quotas",
+        "principal",
+    )
 
     def __init__(self) -> None:
+        self._at_end: dict[object, Callable[[], None]] = {}
+        self.has_ended = False
         self.principal: Principal = ANONYMOUS
+        self.host = ""
+        """The address of the client. Empty: that of the connection."""
+        self.inquiries: dict[int, Any] = {}
+        """Used by the handlers to check the sender's requests against ACLs (`broker/security/access.py`)."""
+        self.is_before_mutation_quotas = False
+        """Set for a forwarded request whose client does not know THROTTLING_QUOTA_EXCEEDED."""
+        self.gate: Gate | None = None
+        """None: the listener does not use SASL."""
         self.handshake: Handshake | None = None
         """A handshake in progress."""
         self.fetch_slots = LeaderSlots()
-        self.wants_transactions = False
-        """Whether the client has asked for transactions. The rejection is logged once."""
+
+    def is_broker(self) -> bool:
+        """Return whether the other end has proved to be a broker."""
+        return self.principal.broker_id is not None
+
+    def set_broker(self, broker_id: int | None) -> None:
+        """The other end has proved to be this broker; None: no longer any."""
+        self.principal = self.principal._replace(broker_id=broker_id)
+        if self.gate is not None:
+            self.gate.set_broker(broker_id is not None)
+
+    def at_end(self, key: object, call: Callable[[], None]) -> None:
+        """Call this once when the connection has ended, or now if it has; it replaces an earlier call of the same key.
+
+        Whatever the broker keeps only for the sake of this connection, it drops there: nobody would take the answer."""
+        if self.has_ended:
+            call()
+        else:
+            self._at_end[key] = call
+
+    def not_at_end(self, key: object) -> None:
+        """Forget the call of this key, if there is one."""
+        if self._at_end:
+            self._at_end.pop(key, None)
+
+    def end(self) -> None:
+        """The connection has ended. Make the calls, once."""
+        self.has_ended = True
+        calls, self._at_end = self._at_end, {}
+        for call in calls.values():
+            call()
+
+
+class Amendment(Protocol):
+    """A change of a request and its answer (`broker/security/access.py`)."""
+
+    @property
+    def finish(self) -> Callable[[Any], None]:
+        """Changes the answer."""
+        ...
+
+    @property
+    def undo(self) -> Callable[[], None]:
+        """Makes the request what it was, for an error that concerns all of it."""
+        ...
 
 
 class RequestSource(Protocol):
@@ -67,6 +163,23 @@ class RequestSource(Protocol):
     @property
     def closed(self) -> bool: ...
 
+    def proved_broker(self) -> None:
+        """Record that the peer has proved to be a broker."""
+        ...
+
+    def authenticated(self) -> None:
+        """Record that the peer, a client, has proved who it is."""
+        ...
+
+    @property
+    def on_answer(self) -> OnAnswer | None:
+        """Called with each answer; None while there are no quotas."""
+        ...
+
+    def throttle(self, seconds: float) -> None:
+        """Dispatch no further request for this time."""
+        ...
+
     def introduced(self, name: str, version: str) -> None:
         """Record the peer's software (KIP-511)."""
         ...
@@ -80,14 +193,27 @@ class RequestSource(Protocol):
         `RequestChannel.offer`."""
         ...
 
+    def refused(self, bad_input: BadInput) -> None:
+        """The body of the request that is being handled is invalid: close once earlier requests are answered."""
+        ...
+
     def close_connection(self, reason: str) -> None:
         """Close once the peer has read all earlier answers."""
+        ...
+
+    def close(self) -> None:
+        """Like `close_connection`, without a log line."""
         ...
 
     def room_in_channel(self) -> None:
         """The channel, which was full, has room: the connection may offer its next request now, without asking
         again."""
         ...
+
+
+OnAnswer = Callable[["Request", m.Message | None], None]
+"""Receives a request that is about to be answered, with its answer, whose throttle time it may set; None: the client
+expects no answer."""
 
 
 class Request:
@@ -105,6 +231,7 @@ class Request:
         "_clock",
         "_failed",
         "_source",
+        "amendment",
         "api",
         "api_version",
         "body",
@@ -112,6 +239,7 @@ class Request:
         "correlation_id",
         "dequeued_at",
         "handled_at",
+        "large",
         "place",
         "received_at",
         "sent_at",
@@ -139,13 +267,18 @@ class Request:
         self.dequeued_at = 0.0
         self.handled_at = 0.0
         self.sent_at = 0.0
+        self.amendment: Amendment | None = None
+        """Set if the sender may not do or see everything that it has asked for."""
         self._source = source
         self._clock = clock
         self._answered = False
         self._failed = False
+        self.large: LargeRequests | None = None
+        """Encodes the answer if the request is a large one."""
 
     def __repr__(self) -> str:
-        return f"<{self.api.name} request {self.correlation_id} from {self._source.peer} ({self.client_id!r})>"
+        client = f"{self.client_id!r:.{SHOWN_CHARACTERS}}"
+        return f"<{self.api.name} request {self.correlation_id} from {self._source.peer} ({client})>"
 
     @property
     def peer(self) -> str:
@@ -168,6 +301,14 @@ class Request:
         return self._source.session.principal
 
     @property
+    def host(self) -> str:
+        """The address of the sender, without its port."""
+        session = self._source.session
+        if not session.host:
+            session.host = self._source.peer.rpartition(":")[0].strip("[]")
+        return session.host
+
+    @property
     def source(self) -> RequestSource:
         return self._source
 
@@ -181,22 +322,38 @@ class Request:
         those are not ready (and the dialect allows it). Does nothing if the connection is gone, or if the handler has
         raised and the request was answered with an error for that reason. Raises RuntimeError the second time."""
         if self._may_answer():
-            self._finish(None if self._source.closed else self._source.dialect.encode_response(self, body))
+            if self.amendment is not None:
+                self.amendment.finish(body)
+            if self._source.on_answer is not None:
+                self._source.on_answer(self, body)
+            if self._source.closed:
+                self._finish(None)
+            elif self.large is not None:
+                self._answered = True
+                self.large.encode(partial(self._source.dialect.encode_response, self, body), self._finish_large)
+            else:
+                self._finish(self._source.dialect.encode_response(self, body))
 
     def respond_error(self, code: ErrorCode, message: str) -> None:
         """Like `respond`, with an error instead of a body. If the client expects no answer, its connection is
         closed."""
         if self._may_answer():
-            answer = None
-            if not self._source.closed:
-                answer = self._source.dialect.encode_error(self, code, message)
-                if answer is None:
-                    self.close_connection(f"{code.name}, and the client expects no answer: {message}")
-            self._finish(answer)
+            if self.amendment is not None:
+                self.amendment.undo()
+            if self._source.closed:
+                self._finish(None)
+            elif self.large is not None:
+                self._answered = True
+                encode = partial(self._source.dialect.encode_error, self, code, message)
+                self.large.encode(encode, partial(self._finish_error, code, message))
+            else:
+                self._finish_error(code, message, self._source.dialect.encode_error(self, code, message))
 
     def respond_nothing(self) -> None:
         """Like `respond`, for a request that needs no answer (Produce with acks 0)."""
         if self._may_answer():
+            if self._source.on_answer is not None:
+                self._source.on_answer(self, None)
             self._finish(None)
 
     def fail(self, code: ErrorCode, message: str) -> None:
@@ -206,10 +363,19 @@ class Request:
             self.respond_error(code, message)
             self._failed = True
 
+    def refuse(self, bad_input: BadInput) -> None:
+        """End the connection of a request whose body, decoded late, is invalid."""
+        self._source.refused(bad_input)
+        self.respond_nothing()
+
     def close_connection(self, reason: str) -> None:
         """Log the reason and close the sender's connection, once it has read the answers given so far. Its later
         requests are not handled. A producer with acks=0 can notice only this."""
         self._source.close_connection(reason)
+
+    def close_quietly(self) -> None:
+        """Like `close_connection`, for a reason that is logged elsewhere."""
+        self._source.close()
 
     def enveloped(self, source: RequestSource, api: Api[Any, Any], header: Header, body: Any) -> Request:
         """Return the request inside of this envelope, whose answer goes to `source`."""
@@ -220,8 +386,19 @@ class Request:
             raise RuntimeError(f"{self!r} is answered a second time")
         return not self._answered
 
+    def _finish_large(self, answer: Answer | None) -> None:
+        if answer is None:
+            self.close_connection(f"the answer to {self.api.name} cannot be encoded: see the broker's log")
+        self._finish(answer)
+
+    def _finish_error(self, code: ErrorCode, message: str, answer: Answer | None) -> None:
+        if answer is None:
+            self.close_connection(f"{code.name}, and the client expects no answer: {message}")
+        self._finish(answer)
+
     def _finish(self, answer: Answer | None) -> None:
         self._answered = True
+        self._source.session.not_at_end(self)
         self.sent_at = self._clock()
         self._source.answered(self, answer)
 
@@ -249,6 +426,8 @@ class RequestChannel:
         self._closed = False
         self.bytes = 0
         """Bytes of the requests that are queued or being handled."""
+        self.on_answer: OnAnswer | None = None
+        """See `RequestSource.on_answer`."""
         self.waking = 0
         """Handlers that have received a request and have not run since."""
 

@@ -23,12 +23,16 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections: int = 4_000
     max_connections_per_ip: int = 2_000
     max_connection_creation_rate: int = 1_000
-    """New connections per second, and the maximum burst after a quiet second."""
+    """New connections per second, and the maximum burst after a quiet second. Others are delayed."""
+    protected_listener: str | None = None
+    """The listener to which that rate does not apply: that of the brokers, if clients have another one."""
 
     max_in_flight_requests_per_connection: int = 100
     """Requests of one connection that are being handled or await their answers (not in Kafka, which allows one)."""
     max_in_flight_bytes_per_connection: int = 64 * MEBIBYTE
     """Bytes of these requests. A single larger request is accepted when it is alone."""
+    max_unsent_bytes_of_all: int = 96 * MEBIBYTE
+    """Bytes of responses that all clients of data listeners together have not read (not in Kafka)."""
     max_unsent_response_bytes: int = 256 * MEBIBYTE
     """Bytes of responses that a slow client has not read. Above this, the connection is closed (not in Kafka)."""
 

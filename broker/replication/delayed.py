@@ -6,8 +6,9 @@ from typing import Any, Generic, NamedTuple, TypeVar
 
 import msgspec
 
-from minibroker.broker.replication.partition import CONSUMER, Partition
-from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
+from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation
+from minibroker.broker.replication.partition import Partition
+from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, SlicedPurgatory, Timer
 from minibroker.broker.storage.validator import RefusedRecords
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import DeleteRecordsPartitionResult, FetchPartition, ProducePartitionResponse
@@ -172,6 +173,7 @@ class DelayedFetch(DelayedOperation):
         timeout_ms: int,
         min_bytes: int,
         replica_id: int,
+        isolation: FetchIsolation,
         admitted: list[AdmittedFetch],
         find: FindPartition,
         answer: Callable[[], None],
@@ -181,6 +183,7 @@ class DelayedFetch(DelayedOperation):
         super().__init__(timeout_ms)
         self._min_bytes = min_bytes
         self._replica_id = replica_id
+        self._isolation = isolation
         self._admitted = admitted
         self._of_partition: dict[Hashable, list[AdmittedFetch]] = {}
         """A request may name a partition twice. Made when it is needed: most requests are answered before that."""
@@ -189,6 +192,8 @@ class DelayedFetch(DelayedOperation):
         self._find = find
         self._answer: Callable[[], None] | None = answer
         self._on_expired = on_expired
+        self.ended: Callable[[], None] | None = None
+        """Called when it waits no more, before the answer if there is one."""
 
     def try_complete_after(self, checked: Collection[Hashable]) -> bool:
         if self._min_bytes > 1 or self._is_any_withheld:
@@ -209,7 +214,7 @@ class DelayedFetch(DelayedOperation):
 
     def _is_readable(self, admitted: AdmittedFetch) -> bool:
         partition = admitted.partition
-        if admitted.fetch.fetch_offset >= partition.readable_end(self._replica_id):
+        if admitted.fetch.fetch_offset >= partition.end_for(self._isolation):
             return False
         if partition.withholds_from(self._replica_id):
             self._is_any_withheld = True
@@ -235,7 +240,7 @@ class DelayedFetch(DelayedOperation):
                 if self._min_bytes <= 1:
                     return self.force_complete()
                 partition, fetch = admitted.partition, admitted.fetch
-                end = partition.readable_end(self._replica_id)
+                end = partition.end_for(self._isolation)
                 try:
                     readable = partition.log.bytes_between(fetch.fetch_offset, end)
                 except BrokerError:
@@ -244,11 +249,18 @@ class DelayedFetch(DelayedOperation):
         return self.force_complete() if available >= self._min_bytes or not is_any_held else False
 
     def on_complete(self) -> None:
-        # This stays watched for a while, a thousand of its kind do, and each may hold hundreds of partitions.
-        answer, self._answer = self._answer, None
-        self._admitted, self._of_partition, self._last_held = [], {}, None
+        answer = self._answer
+        self.on_abandoned()
         assert answer is not None
         answer()
+
+    def on_abandoned(self) -> None:
+        # This stays watched for a while, a thousand of its kind do, and each may hold hundreds of partitions.
+        self._answer = None
+        self._admitted, self._of_partition, self._last_held = [], {}, None
+        ended, self.ended = self.ended, None
+        if ended is not None:
+            ended()
 
     def on_expiration(self) -> None:
         self._on_expired()
@@ -261,7 +273,10 @@ class Waits:
     def __init__(self) -> None:
         self._timer = Timer()
         self.produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
-        self.fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
+        self.follower_fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
+        """Checked at once: producers wait for them."""
+        self.fetches: Purgatory[DelayedFetch] = SlicedPurgatory("Fetch", self._timer)
+        """Of consumers."""
         self.deletions: Purgatory[DelayedDeleteRecords] = Purgatory("DeleteRecords", self._timer)
         self.expired_produces = 0
         self.expired_fetches = 0
@@ -269,11 +284,16 @@ class Waits:
 
     @property
     def purgatories(self) -> list[Purgatory[Any]]:
-        return [self.produces, self.fetches, self.deletions]
+        return [self.produces, self.follower_fetches, self.fetches, self.deletions]
+
+    def readable(self, topic_partition: TopicPartition) -> None:
+        """The partition may have more to read."""
+        self.follower_fetches.check_soon(topic_partition)
+        self.fetches.check_soon(topic_partition)
 
     def high_watermark_moved(self, partition: Partition) -> None:
         self.produces.check_soon(partition.topic_partition)
-        self.fetches.check_soon(partition.topic_partition)
+        self.readable(partition.topic_partition)
 
     def isr_changed(self, partition: Partition) -> None:
         self.produces.check_soon(partition.topic_partition)  # an ISR that is too small now settles them as well

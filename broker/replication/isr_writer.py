@@ -88,7 +88,8 @@ class IsrWriter:
         about to join and are gone are not waited for."""
         for partition in self._partitions.values():
             if partition.is_leader and len(partition.isr) < len(partition.assignment):
-                if partition.disregard_the_gone():
+                partition.disregard_the_gone()
+                if partition.advance_high_watermark():
                     self._on_high_watermark(partition)
                 self.propose(partition)
 

@@ -10,9 +10,10 @@ from minibroker.broker.metrics.log_lines import Gathered, named
 from minibroker.broker.replication.delayed import Waits
 from minibroker.broker.replication.following.fetcher_manager import ReplicaFetcherManager
 from minibroker.broker.replication.leadership import LeadershipListeners
-from minibroker.broker.replication.partition import Partition, Traffic
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.partitions import Partitions
 from minibroker.broker.replication.replica_settings import ReplicaSettings
+from minibroker.broker.replication.throttle import Traffic
 from minibroker.broker.replication.upkeep.healing import Healer, tell_of_lost_replicas
 from minibroker.broker.replication.upkeep.log_retention import LogRetention
 from minibroker.broker.scheduling.supervisor import Supervisor

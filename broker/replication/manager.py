@@ -31,6 +31,7 @@ from minibroker.broker.replication.upkeep.log_cleaner import CleanerSettings, Lo
 from minibroker.broker.replication.upkeep.log_mover import LogMover
 from minibroker.broker.replication.upkeep.log_retention import LogRetention
 from minibroker.broker.scheduling.sleeps import Sleeps
+from minibroker.broker.scheduling.slices import TakingTurns
 from minibroker.broker.scheduling.supervisor import Supervisor
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.storage.log_dirs import LogDirs
@@ -155,6 +156,8 @@ class ReplicaManager:
             broker_epoch,
         )
         self.appender = Appender(world, partitions, waits)
+        self.searches = TakingTurns(world.new_executor("searches by time"))
+        """For ListOffsets."""
         self.reader = Reader(partitions, logs, waits, self.isr_writer, config.fetch_max_bytes)
 
     def start(self) -> None:

@@ -16,11 +16,11 @@ from enum import Enum
 import msgspec
 
 from minibroker.broker.replication import isr as isr_rules
+from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation, aborted_in
 from minibroker.broker.replication.isr import Follower
-from minibroker.broker.replication.throttle import Quota
-from minibroker.broker.storage import retention
+from minibroker.broker.replication.questions import Question, Questions
+from minibroker.broker.replication.throttle import Quota, Traffic
 from minibroker.broker.storage.log import AppendInfo, Log
-from minibroker.broker.storage.producer_state import encode_snapshot
 from minibroker.broker.storage.validator import Looked
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -39,13 +39,11 @@ from minibroker.protocol.model import (
     TopicPartition,
     min_insync_replicas,
 )
+from minibroker.protocol.records import EndTransactionMarker
 from minibroker.protocol.words import counted
 from minibroker.protocol.world import Clock
 
 logger = logging.getLogger("minibroker.replication")
-
-CONSUMER = -1
-"""The replica id in the fetch of a consumer."""
 
 
 class Role(Enum):
@@ -58,20 +56,6 @@ class Settings(msgspec.Struct, frozen=True):
     lag_time_max_s: float
     min_insync_replicas: int | None
     """The broker's setting, for topics that do not set it; None: 2 for three or more replicas, else 1."""
-
-
-class Traffic:
-    """The traffic of one topic's partitions on this broker (Kafka's BrokerTopicMetrics)."""
-
-    __slots__ = ("bytes_in", "bytes_out", "messages_in", "replication_bytes_in", "replication_bytes_out")
-
-    def __init__(self) -> None:
-        self.bytes_in = 0
-        self.messages_in = 0
-        self.bytes_out = 0
-        """Bytes sent to consumers."""
-        self.replication_bytes_in = 0
-        self.replication_bytes_out = 0
 
 
 class Partition:
@@ -139,6 +123,8 @@ class Partition:
         self.epoch_start_offset = -1
         self.high_watermark = min(max(high_watermark, log.log_start_offset), log.log_end_offset)
         self.followers: dict[int, Follower] = {}
+        self.questions = Questions()
+        """About transactional batches that this leader is to append."""
         self._settings = settings
         self._clock = clock
         self._alive_epoch = alive_epoch
@@ -197,6 +183,7 @@ class Partition:
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
         self.followers = {}
+        self.questions.void_all()
 
     def _adopt(self, state: LeaderAndIsrPartition, role: Role) -> None:
         self.role = role
@@ -207,6 +194,8 @@ class Partition:
             self.to_commit = state.to_commit
             self.proposed_isr = None
             self.partition_epoch = state.partition_epoch
+        if role is Role.FOLLOWER:
+            self.questions.void_all()
         self.leader_epoch = state.leader_epoch
         self.controller_epoch = state.controller_epoch
         assignment = ReplicaAssignment(
@@ -220,6 +209,11 @@ class Partition:
     @property
     def is_leader(self) -> bool:
         return self.role is Role.LEADER
+
+    @property
+    def may_be_deposed(self) -> bool:
+        """Whether this leader may have a successor that it does not know."""
+        return self._may_be_deposed(self.told_in_broker_epoch)
 
     def leads_in(self, leader_epoch: int) -> bool:
         return self.leader_epoch == leader_epoch and self.role is Role.LEADER
@@ -245,18 +239,45 @@ class Partition:
         waits until they are struck off, since each write decides about them."""
         return self.is_leader and self.to_commit != self.min_insync_replicas and not self.eligible
 
-    def append(self, records: Buffer, *, required_acks: int, now_ms: int, looked: Looked = Looked.NOT) -> AppendInfo:
-        """Append as leader. `looked`: as for `check_acceptable`. Raises BrokerError, with nothing written:
-        NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and the errors of `Log.append_as_leader`."""
-        self.require_leader(NO_EPOCH)
-        if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
-            raise self._not_enough_replicas()
+    def append(
+        self,
+        records: Buffer,
+        *,
+        required_acks: int,
+        now_ms: int,
+        looked: Looked = Looked.NOT,
+        question: Question | None = None,
+    ) -> AppendInfo:
+        """Append as leader. `looked`: as for `check_acceptable`. `question`: the one that was answered for these
+        records. Raises BrokerError, with nothing written: NOT_LEADER_OR_FOLLOWER, NOT_ENOUGH_REPLICAS (acks=all), and
+        the errors of `Questions.check` and `Log.append_as_leader`."""
+        self._require_writable(required_acks)
+        self.questions.check(self.log, records, question)
         info = self.log.append_as_leader(records, self.leader_epoch, now_ms, looked=looked)  # P4
         self.traffic.bytes_in += len(records)
         self.traffic.messages_in += info.last_offset - info.first_offset + 1
         if len(self.isr) == 1:
             self.advance_high_watermark()
         return info
+
+    def append_marker(
+        self, producer_id: int, producer_epoch: int, marker: EndTransactionMarker, *, raises_epoch: bool, now_ms: int
+    ) -> AppendInfo:
+        """End the producer's transaction, as leader. Raises BrokerError, with nothing written: NOT_LEADER_OR_FOLLOWER,
+        NOT_ENOUGH_REPLICAS, and the errors of `Log.append_marker`."""
+        self._require_writable(-1)
+        info = self.log.append_marker(
+            producer_id, producer_epoch, marker, self.leader_epoch, now_ms, raises_epoch=raises_epoch
+        )
+        self.questions.void(producer_id)
+        if len(self.isr) == 1:
+            self.advance_high_watermark()
+        return info
+
+    def _require_writable(self, required_acks: int) -> None:
+        self.require_leader(NO_EPOCH)
+        if required_acks == -1 and len(self.isr) < self.min_insync_replicas:
+            raise self._not_enough_replicas()
 
     def _not_enough_replicas(self) -> BrokerError:
         return BrokerError(
@@ -293,6 +314,8 @@ class Partition:
             return False  # nearly always, with very many partitions
         if self.eligible or len(self.isr) < self.min_insync_replicas or self.promises_more_than_is_on_record:
             return False
+        if len(self.isr) < len(self.assignment):
+            self.disregard_the_gone()  # one that was about to join when it went, or that has fetched once more
         of_replicas = isr_rules.high_watermark(
             self.log.log_end_offset,
             self.followers,
@@ -304,21 +327,27 @@ class Partition:
         if reached <= self.high_watermark:
             return False
         self.high_watermark = reached
+        self.log.forget_replicated(reached)
         return True
+
+    @property
+    def last_stable_offset(self) -> int:
+        """The end for read_committed consumers: every transaction below is decided. At least the log's start: the first
+        records of an open transaction may be deleted."""
+        return max(self.log.last_stable_offset(self.high_watermark), self.log.log_start_offset)
 
     @property
     def leads_alone(self) -> bool:
         """Whether no other replica can have become leader without this one: none is in sync or eligible."""
         return self.is_leader and self.maximal_isr == {self.leader_id} and not self.eligible
 
-    def disregard_the_gone(self) -> bool:
+    def disregard_the_gone(self) -> None:
         """Stop waiting for followers outside of the ISR whose brokers have died or are about to stop: however recently
-        they had caught up, they will not join. Return True if the high watermark moved."""
+        they had caught up, they will not join."""
         awaited = self.maximal_isr
         for broker_id, follower in self.followers.items():
             if broker_id not in awaited and self._alive_epoch(broker_id) is None:
                 follower.last_caught_up_s = float("-inf")
-        return self.advance_high_watermark()
 
     def isr_to_propose(self) -> tuple[int, ...] | None:
         """Return the ISR that this leader would write now: without lagging followers, with those that caught up. None
@@ -431,9 +460,11 @@ class Partition:
         )
         return self.advance_high_watermark()
 
-    def readable_end(self, replica_id: int) -> int:
-        """Return the end for a reader: the high watermark for consumers, the log's end for replicas."""
-        return self.high_watermark if replica_id == CONSUMER else self.log.log_end_offset
+    def end_for(self, isolation: FetchIsolation) -> int:
+        """Return the end of the log for a reader."""
+        if isolation is FetchIsolation.HIGH_WATERMARK:
+            return self.high_watermark
+        return self.log.log_end_offset if isolation is FetchIsolation.LOG_END else self.last_stable_offset
 
     def quota_for(self, replica_id: int) -> Quota | None:
         """Return the quota to which bytes sent to that replica count; None if the high watermark waits for it."""
@@ -470,12 +501,6 @@ class Partition:
             return refusal
         return None if diverging is None else self._response(b"", diverging)
 
-    def tell_producers(self, refusal: FetchPartitionResponse) -> None:
-        """Add the state of producers to the refusal of a follower as out of range: see
-        `FetchPartitionResponse.producers`."""
-        if producers := self.log.producers_below(refusal.log_start_offset):
-            refusal.producers = memoryview(encode_snapshot(producers))
-
     def check_fetch(self, fetch: FetchPartition, replica_id: int) -> EpochEndOffset | None:
         """Return the diverging epoch if the follower's log is not a prefix of this one (KIP-595), which includes a
         follower that is ahead. Raises BrokerError (not leader, another epoch, out of range, no replica of this
@@ -498,7 +523,7 @@ class Partition:
                 f"offset {fetch.fetch_offset} of {self.topic_partition}, "
                 f"which holds {log.log_start_offset} to {log.log_end_offset}"
             )
-            if replica_id == CONSUMER and self._may_be_deposed(self.told_in_broker_epoch):
+            if replica_id == CONSUMER and self.may_be_deposed:
                 code = ErrorCode.OFFSET_NOT_AVAILABLE
                 raise BrokerError(code, f"{problem}; but another broker, which has more, may lead it by now")
             raise BrokerError(ErrorCode.OFFSET_OUT_OF_RANGE, problem)
@@ -510,10 +535,10 @@ class Partition:
         return None
 
     def read(
-        self, fetch: FetchPartition, replica_id: int, *, max_bytes: int, at_least_one: bool
+        self, fetch: FetchPartition, replica_id: int, isolation: FetchIsolation, *, max_bytes: int, at_least_one: bool
     ) -> FetchPartitionResponse:
         """Return the records for an admitted fetch: whole batches, from its offset on. Errors come as codes."""
-        end = self.readable_end(replica_id)
+        end = self.end_for(isolation)
         if fetch.fetch_offset >= end or self.withholds_from(replica_id):
             return self._response(b"")
         limit = min(max_bytes, fetch.partition_max_bytes)
@@ -523,7 +548,10 @@ class Partition:
                 self.log.check(records, fetch.fetch_offset)
         except BrokerError as error:
             return self.refusal(self.considered(error, replica_id).code)
-        return self._response(records)
+        response = self._response(records)
+        if isolation is FetchIsolation.TXN_COMMITTED:
+            response.aborted_transactions = aborted_in(self.log, fetch.fetch_offset, records, end)
+        return response
 
     def considered(self, error: BrokerError, reader: int = CONSUMER) -> BrokerError:
         """Return the error for a reader that met `error`. A leader with a damaged log gives up its leadership if the
@@ -544,7 +572,7 @@ class Partition:
             partition_index=self.topic_partition.partition,
             error_code=ErrorCode.NONE,
             high_watermark=self.high_watermark,
-            last_stable_offset=self.high_watermark,
+            last_stable_offset=self.last_stable_offset,
             log_start_offset=self.log.log_start_offset,
             diverging_epoch=diverging,
             records=memoryview(records),
@@ -602,7 +630,7 @@ class Partition:
                 f"{self.topic_partition} is led by broker {self.leader_id} in epoch {self.leader_epoch}",
             )
 
-    # -- leader: deletion on request and by retention --
+    # -- leader: deletion on request; by retention: see `upkeep.log_retention` --
 
     def delete_records(self, offset: int) -> int:
         """Let the log begin at `offset` (or at the high watermark, for UP_TO_HIGH_WATERMARK), if it begins earlier.
@@ -613,7 +641,7 @@ class Partition:
         above the high watermark; OFFSET_NOT_AVAILABLE while a new leader does not know the high watermark (KIP-207);
         KAFKA_STORAGE_ERROR if the disk has failed."""
         self.require_leader(NO_EPOCH)
-        if self._may_be_deposed(self.told_in_broker_epoch):
+        if self.may_be_deposed:
             raise BrokerError(
                 ErrorCode.NOT_LEADER_OR_FOLLOWER, f"another broker may lead {self.topic_partition} by now"
             )
@@ -657,36 +685,6 @@ class Partition:
         if len(self.isr) < self.min_insync_replicas:
             return ErrorCode.NOT_ENOUGH_REPLICAS_AFTER_APPEND
         return ErrorCode.NONE if self.low_watermark >= required_offset else None
-
-    def has_expired(self, now_ms: int) -> bool:
-        """Whether there is something to `expire`, by the settings that are known here."""
-        return self._expired_until(now_ms, self.high_watermark) > self.log.log_start_offset
-
-    def expire(self, now_ms: int, limit: int) -> None:
-        """Let the log begin after the records that are too old or too many by the topic's settings, at `limit` at most.
-        Only a leader does that, and none that may have a successor, whose log would begin earlier. Raises BrokerError
-        if the disk has failed.
-
-        Called when the settings have just been read. `limit` is the high watermark before that: records above it may
-        have been written under other settings that keep them."""
-        before, start, config = self.log.log_start_offset, self._expired_until(now_ms, limit), self.log.config
-        if start > before:
-            gone = [segment for segment in self.log.extents() if before < segment.end_offset <= start]
-            self.log.move_log_start_offset(start)
-            what = retention.described(gone, before, start, now_ms, config.retention_ms, config.retention_bytes)
-            logger.info("%s: retention deletes %s", self.topic_partition, what)
-
-    def _expired_until(self, now_ms: int, limit: int) -> int:
-        if not self.is_leader or self._may_be_deposed(self.told_in_broker_epoch):
-            return self.log.log_start_offset
-        return retention.expired(
-            self.log.extents(),
-            log_start_offset=self.log.log_start_offset,
-            high_watermark=min(limit, self.high_watermark),
-            now_ms=now_ms,
-            retention_ms=self.log.config.retention_ms,
-            retention_bytes=self.log.config.retention_bytes,
-        )
 
     # -- follower: see `following.copying` --
 

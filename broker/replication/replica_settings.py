@@ -189,7 +189,7 @@ class ReplicaSettings:
                 self._waits.high_watermark_moved(partition)
             self._waits.role_changed(topic_partition)
         elif was_throttled:
-            self._waits.fetches.check_soon(topic_partition)
+            self._waits.readable(topic_partition)
 
 
 def _settings(config: BrokerConfig) -> Settings:

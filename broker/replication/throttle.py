@@ -1,4 +1,5 @@
-"""Rates at which out-of-sync replicas catch up (Kafka's ReplicationQuotaManager, KIP-73) and logs are compacted.
+"""The traffic of topics, and the rates at which out-of-sync replicas catch up (Kafka's ReplicationQuotaManager, KIP-73)
+and logs are compacted.
 
 A broker has a rate for the bytes it sends as a leader, and one for those it fetches as a follower; topics name the
 replicas to which they apply. While a rate is exceeded, such a partition is left out of the answer, or of the fetch. A
@@ -11,6 +12,20 @@ from minibroker.protocol.world import Clock
 ALL_REPLICAS = "*"
 BURST_S = 1.0
 """Seconds within which unused rate may be made up for: followers do not ask at the first permitted moment."""
+
+
+class Traffic:
+    """The traffic of one topic's partitions on this broker (Kafka's BrokerTopicMetrics)."""
+
+    __slots__ = ("bytes_in", "bytes_out", "messages_in", "replication_bytes_in", "replication_bytes_out")
+
+    def __init__(self) -> None:
+        self.bytes_in = 0
+        self.messages_in = 0
+        self.bytes_out = 0
+        """Bytes sent to consumers."""
+        self.replication_bytes_in = 0
+        self.replication_bytes_out = 0
 
 
 class Quota:

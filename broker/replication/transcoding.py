@@ -35,6 +35,7 @@ import msgspec
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.reading import FetchAnswer
+from minibroker.broker.scheduling.budget import Turns
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.validator import has_doubtful_times, is_to_be_rewritten
@@ -54,7 +55,8 @@ from minibroker.protocol.records import (
     validate_batch,
     with_true_times,
 )
-from minibroker.protocol.records.compression import Compression, DecompressionTooLarge
+from minibroker.protocol.records.body import MAX_STORED_BODY_BYTES
+from minibroker.protocol.records.compression import Compression, DecompressionTooLarge, most_output
 from minibroker.protocol.records.header import COMPRESSION_MASK, LENGTH_END
 from minibroker.protocol.records.transcoding import (
     LARGEST_BODY_BYTES,
@@ -81,8 +83,14 @@ _LENGTH_AND_MAGIC = Struct(">8xi4xb").unpack_from
 """The length and magic of a batch (`records.header`)."""
 
 
-_MOST_CONVERSIONS = 4
-"""Batches of producers that are converted at the same time: a small one may be 64 MB when it is decompressed."""
+MOST_CONVERTED_BYTES = 96 << 20
+"""Memory of all conversions in threads that run at the same time, of produced and of fetched batches."""
+_RECORD_BYTES = 120
+"""Memory of a record in a conversion, beside the bodies."""
+_LONG_CONVERSION_S = 0.05
+_REST = 3
+"""After a conversion that takes longer, its memory rests for three times as long, so that three quarters of the time
+are for others: Python runs one thread at a time."""
 
 _SEARCH_STEP = 4_096
 """Batches, at 0.15 us each."""
@@ -111,21 +119,42 @@ class _Run(Protocol):
     async def __call__(self, call: Callable[..., T], *args: Any) -> T: ...
 
 
-class _Turn:
-    """A place among few, taken at most once and kept to the end."""
+class _Moot(Exception):
+    """The result of a conversion is there meanwhile, or nobody wants it any more."""
 
-    def __init__(self, few: asyncio.Semaphore) -> None:
-        self._few = few
-        self._is_taken = False
+
+class _Turn:
+    """A batch's turn to be converted in a thread: taken at most once, when it is needed, and kept to the end."""
+
+    def __init__(self, turns: Turns, batch: Buffer, header: BatchHeader, is_moot: Callable[[], bool]) -> None:
+        self._turns = turns
+        self._batch = batch
+        self._header = header
+        self._is_moot = is_moot
+        self._taken = 0
+        self._since_s = 0.0
 
     async def take(self) -> None:
-        if not self._is_taken:
-            await self._few.acquire()
-            self._is_taken = True
+        """Raises _Moot."""
+        if self._taken:
+            return
+        header = self._header
+        body = memoryview(self._batch)[HEADER_SIZE:]
+        expanded = most_output(header.compression, body, MAX_STORED_BODY_BYTES)
+        self._taken = await self._turns.take(header.size + 2 * expanded + _RECORD_BYTES * header.records_count)
+        if self._is_moot():
+            raise _Moot
+        self._since_s = asyncio.get_running_loop().time()
 
     def end(self) -> None:
-        if self._is_taken:
-            self._few.release()
+        if not self._taken:
+            return
+        loop = asyncio.get_running_loop()
+        took_s = loop.time() - self._since_s if self._since_s else 0.0
+        if took_s < _LONG_CONVERSION_S:
+            self._turns.give_back(self._taken)
+        else:
+            loop.call_later(_REST * took_s, self._turns.give_back, self._taken)
 
 
 class Transcoder:
@@ -134,7 +163,7 @@ class Transcoder:
     def __init__(self, replicas: ReplicaManager, executor: Executor) -> None:
         self._replicas = replicas
         self._executor = executor
-        self._conversions = asyncio.Semaphore(_MOST_CONVERSIONS)
+        self._turns = Turns(MOST_CONVERTED_BYTES)
         self._cache: OrderedDict[_Key, bytearray] = OrderedDict()
         """The least recently used first."""
         self.cached_bytes = 0
@@ -176,7 +205,7 @@ class Transcoder:
         return b"".join([*batches, memoryview(records)[position:]])
 
     async def _appendable(self, batch: Buffer, header: BatchHeader, config: LogConfig) -> Buffer:
-        turn = _Turn(self._conversions)
+        turn = _Turn(self._turns, batch, header, lambda: False)
         try:
             if not config.log_append_time and has_doubtful_times(header.base_timestamp, header.max_timestamp):
                 await turn.take()
@@ -302,23 +331,34 @@ class Transcoder:
             header.crc,
             codec,
         )
-        known = self._cache.get(key)
+        known = self._known(key)
         if known is not None:
-            self.cache_hits += 1
-            self._cache.move_to_end(key)
             return known, True
-        self.cache_misses += 1
         began_s = asyncio.get_running_loop().time()
-        records = await self._records(batch, header, part.offset)
-        if codec is not header.compression:
-            records.header = _with_codec(records.header, codec)
-        made = await self._finished(records)
+        turn = _Turn(self._turns, batch, header, lambda: key in self._cache or part.is_gone())
+        try:
+            records = await self._records(batch, header, part.offset, turn)
+            if codec is not header.compression:
+                records.header = _with_codec(records.header, codec)
+            made = await self._finished(records)
+        except _Moot:
+            return self._known(key) or b"", key in self._cache
+        finally:
+            turn.end()
+        self.cache_misses += 1
         _count(self.fetched, records, made, began_s)
         if records.is_whole:
             self._keep(key, made)
         return made, records.is_whole
 
-    async def _records(self, batch: Buffer, header: BatchHeader, offset: int, turn: "_Turn | None" = None) -> Records:
+    def _known(self, key: _Key) -> bytearray | None:
+        known = self._cache.get(key)
+        if known is not None:
+            self.cache_hits += 1
+            self._cache.move_to_end(key)
+        return known
+
+    async def _records(self, batch: Buffer, header: BatchHeader, offset: int, turn: "_Turn") -> Records:
         run = self._runner(turn)
         body = await self._body(batch, header, run)
         if len(body) <= _ON_LOOP_BYTES and header.records_count <= _ON_LOOP_RECORDS:
@@ -328,12 +368,11 @@ class Transcoder:
                 pass  # what all records have is written out in each
         return await run(as_records, header, body, offset)
 
-    def _runner(self, turn: "_Turn | None") -> "_Run":
+    def _runner(self, turn: "_Turn") -> "_Run":
         """Call a function in a thread. Such calls may also take much memory, so they wait for their turn."""
 
         async def run(call: Callable[..., T], *args: Any) -> T:
-            if turn is not None:
-                await turn.take()
+            await turn.take()
             return await self._executor.run(call, *args)
 
         return run

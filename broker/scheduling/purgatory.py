@@ -46,7 +46,7 @@ from __future__ import annotations
 import asyncio
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Collection, Hashable, Iterable
+from collections.abc import Callable, Collection, Generator, Hashable, Iterable
 from typing import Generic, TypeVar
 
 from minibroker.broker.scheduling.timing_wheel import TimerEntry, TimingWheel
@@ -58,9 +58,15 @@ EXPIRIES_PER_SLICE = 100
 SLICE_S = 0.002
 MOVES_PER_SLICE = 1000
 PAUSE_BETWEEN_SLICES_MS = 1
+PAUSE_AFTER_NOTHING_MS = 8
+"""The pause after a slice of checks that completed no operation: such checks take at most a fifth of the loop's
+time."""
 
 # As in Kafka: fetch.purgatory.purge.interval.requests and its siblings.
 DEFAULT_PURGE_INTERVAL = 1000
+USUAL_KEYS = 20
+"""Completed operations are also purged if they are still watched under so many keys on average: one that waited for
+ten thousand partitions takes a megabyte."""
 
 # A loop's time is a float in seconds, in which 1.001 s is 1000.9999999999999 ms. A microsecond is far more than that
 # error and far less than a tick. Without it, a loop whose time stands still between timers (the simulator's) would wake
@@ -191,6 +197,9 @@ class DelayedOperation(ABC):
     def on_complete(self) -> None:
         """Carry out the delayed action. Called exactly once, by `force_complete`; only this answers the client."""
 
+    def on_abandoned(self) -> None:  # noqa: B027 - optional
+        """Release what the action would have used. Called instead of `on_complete`, by `abandon`."""
+
     def on_expiration(self) -> None:  # noqa: B027 - optional
         """Record the timeout. Called after `on_complete`, and only if the deadline completed this operation. The client
         already has its answer, so this serves metrics and logs."""
@@ -204,6 +213,17 @@ class DelayedOperation(ABC):
         if self._completed_hook is not None:
             self._completed_hook()
         self.on_complete()
+        return True
+
+    def abandon(self) -> bool:
+        """Complete without carrying out the action, because nobody waits for it any more. Return as
+        `force_complete`."""
+        if self._completed:
+            return False
+        self._completed = True
+        if self._completed_hook is not None:
+            self._completed_hook()
+        self.on_abandoned()
         return True
 
     def expire(self) -> None:
@@ -244,6 +264,7 @@ class Purgatory(Generic[Operation]):
         # Dicts for their order: a check must try operations in the same order in every run.
         self._watches_by_key: dict[Hashable, dict[_Watch[Operation], None]] = {}
         self._completed: dict[_Watch[Operation], None] = {}  # those still watched
+        self._keys_of_completed = 0
         self._watched = 0
         self._delayed = 0
         self._keys_being_checked: set[Hashable] = set()
@@ -369,6 +390,7 @@ class Purgatory(Generic[Operation]):
             watches.clear()  # a check may be under way
         self._watches_by_key.clear()
         self._completed.clear()
+        self._keys_of_completed = 0
         self._keys_to_check.clear()
         self._watched = self._delayed = 0
         for handle in (self._check_handle, self._reaper_handle):
@@ -397,12 +419,16 @@ class Purgatory(Generic[Operation]):
         self._timer.cancel(watch.expiry)
         self._delayed -= 1
         self._completed[watch] = None
-        if len(self._completed) > self._purge_interval and self._reaper_handle is None:
+        self._keys_of_completed += len(watch.keys)
+        is_much = len(self._completed) > self._purge_interval
+        is_much = is_much or self._keys_of_completed > self._purge_interval * USUAL_KEYS
+        if is_much and self._reaper_handle is None:
             # Later, because the operation has not answered its client yet.
             self._reaper_handle = self._loop.call_soon(self._reap)
 
     def _unwatch(self, watch: _Watch[Operation], key: Hashable) -> None:
         del watch.keys[key]
+        self._keys_of_completed -= 1
         if not watch.keys:
             del self._completed[watch]
         self._watched -= 1
@@ -414,6 +440,57 @@ class Purgatory(Generic[Operation]):
     def _reap(self) -> None:
         self._reaper_handle = None
         self.purge_completed()
+
+
+class SlicedPurgatory(Purgatory[Operation]):
+    """A purgatory for operations of strangers: however many wait, `check_soon` tries them in slices.
+
+    Between slices other tasks run, longer if a slice has completed nothing: then nobody gains by the checks, whose
+    number only depends on how many operations wait. Each round of checks covers the keys that were to be checked when
+    it began, and the operations that were watched when it came to their key; it tries each of them once.
+    """
+
+    def __init__(self, name: str, timer: Timer, purge_interval: int = DEFAULT_PURGE_INTERVAL) -> None:
+        super().__init__(name, timer, purge_interval)
+        self._round: Generator[bool, None, None] | None = None
+
+    def close(self) -> None:
+        super().close()
+        self._round = None
+
+    def _check_keys(self) -> None:
+        self._check_handle = None
+        if self._round is None:
+            keys, self._keys_to_check = self._keys_to_check, {}
+            self._round = self._tries(keys)
+        end_s = self._loop.time() + SLICE_S
+        is_any_completed = False
+        for is_completed in self._round:
+            is_any_completed = is_any_completed or is_completed
+            if self._loop.time() >= end_s:
+                break
+        else:
+            self._round = None
+        if self._round is not None or self._keys_to_check:
+            pause_ms = PAUSE_BETWEEN_SLICES_MS if is_any_completed else PAUSE_AFTER_NOTHING_MS
+            if self._round is None:
+                self._check_handle = self._loop.call_soon(self._check_keys)
+            else:
+                self._check_handle = self._loop.call_later(pause_ms / 1_000, self._check_keys)
+
+    def _tries(self, keys: dict[Hashable, None]) -> Generator[bool, None, None]:
+        """Try the operations of these keys one by one, and yield whether each is completed now."""
+        tried: set[_Watch[Operation]] = set()
+        for key in keys:
+            for watch in list(self._watches_by_key.get(key, ())):
+                operation = watch.operation
+                if watch not in tried and not operation.is_completed:
+                    tried.add(watch)
+                    few, many = (watch.keys, keys) if len(watch.keys) < len(keys) else (keys, watch.keys)
+                    self._try_complete(operation, [one for one in few if one in many])
+                    yield operation.is_completed
+                if operation.is_completed and key in watch.keys:
+                    self._unwatch(watch, key)
 
 
 def _report(loop: asyncio.AbstractEventLoop, message: str, error: BaseException) -> None:

@@ -6,12 +6,17 @@ interpreter from the threads, ZooKeeper's among them.
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator
-from typing import Any, TypeVar
+from collections.abc import Callable, Coroutine, Generator, Iterable
+from typing import Any, TypeVar, cast
+
+from minibroker.protocol.world import Executor
 
 SLICE_S = 0.002
 BREATH_S = 0.001
+LONG_BREATH_S = 0.004
+"""The sleep between slices of work that takes turns: all of it together gets a third of the event loop's time."""
 
+A = TypeVar("A")
 T = TypeVar("T")
 
 
@@ -26,7 +31,15 @@ class Slices:
             await asyncio.sleep(BREATH_S)
             self._end_s = self._time() + SLICE_S
 
-    async def finish(self, steps: Generator[None, None, T]) -> T:
+    async def map(self, function: Callable[[A], T], arguments: Iterable[A]) -> list[T]:
+        """Call the function with each argument, and return the results."""
+        results = []
+        for argument in arguments:
+            results.append(function(argument))
+            await self.breathe()
+        return results
+
+    async def finish(self, steps: Generator[object, None, T]) -> T:
         """Run work that is done in steps, and return its result."""
         while True:
             try:
@@ -35,6 +48,54 @@ class Slices:
                 result: T = end.value
                 return result
             await self.breathe()
+
+
+def finish_at_once(steps: Generator[object, None, T]) -> T:
+    """Run work that is done in steps, without a pause."""
+    while True:
+        try:
+            next(steps)
+        except StopIteration as end:
+            result: T = end.value
+            return result
+
+
+class TakingTurns:
+    """Runs work in steps for many clients: what takes longer than a slice waits for its turn, so that all of it
+    together takes one slice at a time, and the memory of one.
+
+    A step may yield a call that needs a thread (see `storage.search.Steps`).
+    """
+
+    def __init__(self, executor: Executor) -> None:
+        self._executor = executor
+        self._turn = asyncio.Lock()
+
+    async def finish(self, steps: Generator[Callable[[], Any] | None, Any, T], is_moot: Callable[[], bool]) -> T | None:
+        """Return the result; None if `is_moot` says that nobody waits for it any more."""
+        time = asyncio.get_running_loop().time
+        end_s = time() + SLICE_S
+        call: Callable[[], Any] | None = None
+        while call is None and time() < end_s:
+            try:
+                call = next(steps)
+            except StopIteration as end:
+                return cast(T, end.value)
+        async with self._turn:
+            result: Any = None
+            while not is_moot():
+                if call is not None:
+                    result = await self._executor.run(call)
+                elif time() >= end_s:
+                    await asyncio.sleep(LONG_BREATH_S)
+                    end_s = time() + SLICE_S
+                try:
+                    call = steps.send(result)
+                except StopIteration as end:
+                    return cast(T, end.value)
+                result = None
+        steps.close()
+        return None
 
 
 class SlicedCalls:

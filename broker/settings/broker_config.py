@@ -11,7 +11,13 @@ from typing import Annotated
 import msgspec
 from msgspec import Meta
 
-from minibroker.broker.settings.listeners import ALL_ADDRESSES, parse_advertised, parse_listeners
+from minibroker.broker.settings.listeners import (
+    ALL_ADDRESSES,
+    parse_advertised,
+    parse_listeners,
+    parse_protocol_map,
+    protocol_of,
+)
 from minibroker.broker.settings.types import (
     LZ4_DEFAULT_LEVEL,
     UNBOUNDED,
@@ -19,24 +25,42 @@ from minibroker.broker.settings.types import (
     BatchBytes,
     Bytes,
     CleanupPolicy,
+    ClientAuth,
     CompressionType,
     Count,
     Durability,
     Duration,
     FormatVersion,
     GzipLevel,
+    HostCheck,
     InvalidConfig,
     Limit,
     Lz4Level,
+    MetricsProtocol,
     Milliseconds,
     Rate,
     Ratio,
+    SecurityProtocol,
+    StoreType,
     TimestampType,
+    TlsVersions,
     ZstdLevel,
     compaction_lags_problem,
     kafka_name,
 )
-from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, REPLICATED, Endpoint
+from minibroker.protocol.model import (
+    CONTROL_LISTENER,
+    DEFAULT_LISTENER,
+    PLAINTEXT,
+    REPLICATED,
+    SECURITY_PROTOCOLS,
+    Endpoint,
+    uses_sasl,
+    without_sasl,
+)
+from minibroker.protocol.principal import parse_principal
+
+ACL_AUTHORIZER = "kafka.security.authorizer.AclAuthorizer"
 
 
 class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name, forbid_unknown_fields=True):
@@ -57,6 +81,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     zookeeper_set_acl: bool = False
     """Whether only clients with the credential in `zookeeper.digest.file` can change the nodes that this broker creates
     in ZooKeeper. Every client can read them."""
+    zookeeper_set_root_acl: bool = False
+    """Whether all other nodes of the ensemble are protected as well, `/` included (not in Kafka). Only for a ZooKeeper
+    that serves this cluster alone: nobody else can create nodes in it afterwards."""
     zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
     """Time after which ZooKeeper considers a silent broker dead."""
     zookeeper_connection_timeout_ms: Milliseconds = 18_000
@@ -72,7 +99,72 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     be corrected."""
 
     control_plane_listener_name: str = CONTROL_LISTENER
-    """The listener that is reserved for the controller's requests."""
+    """The listener that is reserved for the controller's requests. Unless the map has it, its protocol is that of the
+    connections between brokers."""
+
+    listener_security_protocol_map: Annotated[str, Meta(description="NAME:PROTOCOL,...")] = ""
+    """The security protocol of each listener, as in `EXTERNAL:SASL_SSL,INTERNAL:PLAINTEXT`: PLAINTEXT, SSL,
+    SASL_PLAINTEXT or SASL_SSL. A listener that is called like a protocol has that protocol. Without any map, listeners
+    of other names are PLAINTEXT (Kafka refuses them)."""
+    inter_broker_listener_name: str | None = None
+    """The listener on which other brokers connect to this one. Unset: see `security.inter.broker.protocol`."""
+    security_inter_broker_protocol: SecurityProtocol | None = None
+    """The protocol of the connections between brokers, which selects the first listener that has it. Unset: the
+    listener PLAINTEXT if there is one, otherwise the first."""
+
+    ssl_keystore_type: StoreType = "PEM"
+    """The format of the certificates and keys. See [Security](security.md)."""
+    ssl_keystore_location: str | None = None
+    """A PEM file with the private key of listeners that are SSL and the chain of their certificates, the broker's own
+    first. A file that has changed is read again within seconds."""
+    ssl_keystore_certificate_chain: str | None = None
+    """The chain itself, in PEM, together with `ssl.keystore.key`, if a file cannot be used."""
+    ssl_keystore_key: str | None = None
+    """The private key itself, in PEM."""
+    ssl_key_password: str | None = None
+    """The password of an encrypted private key."""
+    ssl_truststore_type: StoreType = "PEM"
+    """The format of the trusted certificates."""
+    ssl_truststore_location: str | None = None
+    """A PEM file with the authorities that sign the certificates of clients and of other brokers. Unset: those of the
+    operating system, for other brokers only."""
+    ssl_truststore_certificates: str | None = None
+    """These certificates themselves, in PEM."""
+    ssl_client_auth: ClientAuth = "none"
+    """Whether clients must have a certificate (`required`), may have one (`requested`), or are not asked (`none`)."""
+    ssl_enabled_protocols: TlsVersions = "TLSv1.2,TLSv1.3"
+    """The versions of TLS."""
+    ssl_endpoint_identification_algorithm: HostCheck = "https"
+    """`https`: the certificate of another broker must have the host name by which it was reached. Empty: any name."""
+    ssl_principal_mapping_rules: str = "DEFAULT"
+    """Rules that make a principal's name from the distinguished name of a client's certificate, the first that matches:
+    `RULE:PATTERN/REPLACEMENT/`, with `L` or `U` behind it for lower or upper case, or `DEFAULT` for the whole name. A
+    client whose name no rule matches is refused."""
+    sasl_enabled_mechanisms: str = ""
+    """The mechanisms of listeners that use SASL: PLAIN, SCRAM-SHA-256, SCRAM-SHA-512, OAUTHBEARER, separated by commas
+    (Kafka's default is GSSAPI)."""
+    plain_sasl_jaas_config: str | None = None
+    """The users of PLAIN and their passwords: `PlainLoginModule required user_alice="PASSWORD" ;`. In Kafka it always
+    has the prefix of a listener."""
+    sasl_oauthbearer_jwks_endpoint_url: str | None = None
+    """The public keys that sign the tokens of OAUTHBEARER: `https://...`, `http://...` or `file:///...` (a JWKS)."""
+    sasl_oauthbearer_expected_audience: str | None = None
+    """The audience (`aud`) that tokens must have. Unset: any."""
+    sasl_oauthbearer_expected_issuer: str | None = None
+    """The issuer (`iss`) that tokens must have. Unset: any."""
+    sasl_oauthbearer_sub_claim_name: str = "sub"
+    """The claim that has the user's name."""
+    sasl_oauthbearer_clock_skew_seconds: Annotated[int, Meta(ge=0, le=3_600)] = 30
+    """The seconds by which the clocks of the issuer and of the broker may differ."""
+    connections_max_reauth_ms: Annotated[int, Meta(ge=0, le=UNBOUNDED)] = 0
+    """Time after which clients of SASL must authenticate themselves again, or are disconnected. 0: never, unless a
+    token expires."""
+    connection_failed_authentication_delay_ms: Annotated[int, Meta(ge=0, le=60_000)] = 100
+    """Time after which a failed authentication by SASL is answered."""
+    listener_name: Annotated[dict[str, str], Meta(description="a setting of one listener")] = {}
+    """`listener.name.NAME.ssl...` is a setting of one listener (also `...sasl...`, `...plain.sasl.jaas.config` and
+    `...connections.max.reauth.ms`), whose name is written in lower case, in place of that
+    for all listeners: `listener.name.external.ssl.client.auth=required`."""
     broker_rack: str | None = None
     """The broker's rack, which clients receive with the metadata. If all brokers have one, the replicas of a new
     partition are spread over as many racks as possible."""
@@ -85,10 +177,32 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     """The secret itself, if a file cannot be used. It is visible to everyone who can read the command line or the
     properties file."""
 
+    authorizer_class_name: Annotated[
+        str,
+        Meta(pattern=r"^(|kafka\.security\.authorizer\.AclAuthorizer)$", description=f"{ACL_AUTHORIZER}, or nothing"),
+    ] = ""
+    """`kafka.security.authorizer.AclAuthorizer`: access control lists say who may do what (see
+    [security](security.md)). Empty: everybody may do everything. Set it on all brokers."""
+    super_users: str = ""
+    """Principals that may do everything, separated by semicolons, for instance `User:admin;User:CN=broker-1,O=Example`.
+    Brokers that prove themselves by `broker.secret.file` need not be named."""
+    allow_everyone_if_no_acl_found: bool = False
+    """Whether everybody may do everything with a resource to which no access control list applies."""
+
     num_network_threads: Annotated[int, Meta(ge=1, le=1_000)] = 3
     """Network processors of the data plane; each serves a share of the connections. (They are tasks, not threads.)"""
     num_io_threads: Annotated[int, Meta(ge=1, le=1_000)] = 8
     """Request handlers of the data plane. (They are tasks, not threads.)"""
+    quota_window_num: Annotated[int, Meta(ge=2, le=1_000)] = 11
+    """Windows over which the rates of client quotas are measured. A client that was quiet may use up the quota of all
+    but one of them at once."""
+    quota_window_size_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 1
+    """The length of such a window."""
+    controller_quota_window_num: Annotated[int, Meta(ge=2, le=1_000)] = 11
+    """Windows of the quota `controller_mutation_rate`. A client that was quiet may use up the quota of all of them at
+    once."""
+    controller_quota_window_size_seconds: Annotated[int, Meta(ge=1, le=3_600)] = 1
+    """The length of such a window."""
     queued_max_requests: Count = 500
     """Requests that may wait for a handler. When the queue is full, the broker stops reading from connections."""
     socket_request_max_bytes: Bytes = 100 * 1024 * 1024
@@ -96,17 +210,22 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     connections_max_idle_ms: Milliseconds = 600_000
     """Time after which an idle data connection is closed."""
     max_connections: Count = 4_000
-    """The maximum number of connections for each plane. It is reduced if the process may not open enough files (`ulimit
+    """The maximum number of connections for each plane, without those of brokers. Beyond it, the connection that is
+    idle longest gives way to the new one. It is reduced if the process may not open enough files (`ulimit
     -Hn`), one in eight of which is reserved for log files."""
     max_connections_per_ip: Count = 2_000
-    """The maximum number of connections from one address."""
+    """The maximum number of connections from one address. Beyond it, its connection that is idle longest gives way."""
     max_connection_creation_rate: Count = 1_000
-    """The maximum number of new connections per second."""
+    """The maximum number of new connections per second. Further ones are delayed, and refused after 10 s of delay. It
+    does not apply to the control plane, nor to the brokers' listener if clients have another one."""
 
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Partitions of a topic whose creator does not give a number."""
     default_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
     """Replicas of a topic whose creator does not give a number."""
+    max_broker_partitions: Count = 20_000
+    """The maximum number of replicas per live broker, on average, that requests may create (KIP-578; Kafka has no
+    limit). Use the same value on all brokers, because the controller's applies."""
     min_insync_replicas: Count | None = None
     """Replicas that must be in sync for records to be committed. Unset: 2 for topics with three or more replicas,
     otherwise 1."""
@@ -291,6 +410,31 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     group_max_size: Count = 1_000
     """The maximum number of members of a group (Kafka: unlimited)."""
 
+    transaction_state_log_num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 50
+    """Partitions of `__transaction_state`. A transactional id belongs permanently to one partition, whose leader
+    coordinates its transactions."""
+    transaction_state_log_replication_factor: Annotated[int, Meta(ge=1, le=1_000)] = 3
+    """Replicas of `__transaction_state`. The topic is created when the first transactional producer starts."""
+    transaction_state_log_min_isr: Annotated[int, Meta(ge=1, le=1_000)] = 2
+    """The `min.insync.replicas` of `__transaction_state`, at most its replication factor."""
+    transaction_state_log_segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 100 * 1024 * 1024
+    """The `segment.bytes` of `__transaction_state`. Small segments are compacted early, so that a new coordinator has
+    less to read."""
+    transaction_max_timeout_ms: Milliseconds = 900_000
+    """The longest transaction timeout that a producer may request. A transaction that is open for longer than its
+    timeout is aborted."""
+    transaction_partition_verification_enable: bool = True
+    """Whether a leader asks the coordinator of a transaction before it appends the transaction's first batch. If not, a
+    late batch of an ended transaction may open one that never ends. Producers that do not name their partitions first
+    (KIP-890) are always verified."""
+    transaction_abort_timed_out_transaction_cleanup_interval_ms: Milliseconds = 10_000
+    """Time between a coordinator's checks for transactions that are open for too long."""
+    transactional_id_expiration_ms: Milliseconds = 604_800_000
+    """Time after which an unused transactional id is forgotten. It counts from the id's last change or its present
+    coordinator's start, and time during which the broker was stopped hardly counts."""
+    transaction_remove_expired_transaction_cleanup_interval_ms: Milliseconds = 3_600_000
+    """Time between a coordinator's checks for unused transactional ids."""
+
     broker_crash_detection_ms: Milliseconds = 500
     """Time for which a broker whose connection closed may be unreachable before it is considered dead. If its host
     refuses connections, it is considered dead at once (not in Kafka)."""
@@ -303,11 +447,17 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     """Time between these requests. Kafka's default is 5000, so a stop that cannot succeed takes 10 s. Here, a new
     controller is in office within tenths of a second, and a restarted broker is back within one or two seconds."""
 
+    internal_segment_bytes_min: Annotated[int, Meta(ge=14, le=2**31 - 1)] = 1024 * 1024
+    """The smallest `segment.bytes` and `log.segment.bytes` that requests may set (KIP-1030). Only for tests; in Kafka,
+    tests set `internal.segment.bytes`."""
+
     metrics_listener: Annotated[
         str, Meta(pattern=r"^(|(\[[0-9a-fA-F:]+\]|[^:]+):[0-9]{1,5})$", description="HOST:PORT, or nothing")
     ] = ""
     """`HOST:PORT` where metrics are served at `/metrics` (not in Kafka). Port 0 chooses a free port. Empty: no
     metrics."""
+    metrics_listener_security_protocol: MetricsProtocol = "PLAINTEXT"
+    """SSL: metrics are served by HTTPS (not in Kafka), with `ssl...` or `listener.name.metrics.ssl...`."""
 
     def __post_init__(self) -> None:
         if self.broker_secret_file is not None and self.broker_secret is not None:
@@ -316,6 +466,10 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
             raise ValueError(
                 "zookeeper.set.acl is true without zookeeper.digest.file: no client could change the created nodes"
             )
+        if self.zookeeper_set_root_acl and not self.zookeeper_set_acl:
+            raise ValueError("zookeeper.set.root.acl is true without zookeeper.set.acl: set both, or neither")
+        self.super_user_names()
+        self.security_protocols()
         self.log_directories()
         problem = compaction_lags_problem(
             "log.cleaner.min.compaction.lag.ms",
@@ -333,6 +487,14 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
         address = self.metrics_address()
         if address is not None and address[1] > 65_535:
             raise ValueError(f"metrics.listener {self.metrics_listener!r}: there is no port {address[1]}")
+
+    def super_user_names(self) -> frozenset[str]:
+        """Return the principals of `super.users`. Raises ValueError."""
+        names = [name.strip() for name in self.super_users.split(";")]
+        try:
+            return frozenset(str(parse_principal(name)) for name in names if name)
+        except ValueError as error:
+            raise ValueError(f"super.users: {error}") from error
 
     def log_directories(self) -> list[str]:
         """Return the absolute paths in the order of the setting. Raises ValueError."""
@@ -360,9 +522,61 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
             endpoints.append(Endpoint(self.control_plane_listener_name, endpoints[0].host, 0))
         return endpoints
 
+    def security_protocols(self) -> dict[str, str]:
+        """Return the protocol of each listener. Raises InvalidConfig."""
+        protocols = parse_protocol_map(self.listener_security_protocol_map)
+        names = [e.listener for e in self.listener_endpoints()]
+        control = self.control_plane_listener_name
+        found = {name: protocol_of(name, protocols) for name in names if name != control}
+        if not found:
+            raise InvalidConfig(f"listeners has {control} alone, which is not for clients: add another listener")
+        of_brokers = found[self._inter_broker_listener(found)]
+        found[control] = protocols.get(control, control if control in SECURITY_PROTOCOLS else without_sasl(of_brokers))
+        if uses_sasl(found[control]):
+            raise InvalidConfig(
+                f"the control plane's listener {control} is {found[control]}, but only brokers connect to it, which "
+                f"do not use SASL (they prove themselves by broker.secret.file): give it "
+                f"{without_sasl(found[control])} in listener.security.protocol.map"
+            )
+        return found
+
+    @property
+    def inter_broker_listener(self) -> str:
+        """The listener on which other brokers connect to this one."""
+        found = self.security_protocols()
+        del found[self.control_plane_listener_name]
+        return self._inter_broker_listener(found)
+
+    def _inter_broker_listener(self, found: Mapping[str, str]) -> str:
+        name, protocol = self.inter_broker_listener_name, self.security_inter_broker_protocol
+        if name is not None:
+            if name not in found:
+                raise InvalidConfig(
+                    f"inter.broker.listener.name={name} is not among listeners ({', '.join(found)}): name one of them"
+                )
+            if protocol is not None:
+                raise InvalidConfig(
+                    "both inter.broker.listener.name and security.inter.broker.protocol are set: keep one of them"
+                )
+            return name
+        if protocol is not None:
+            name = next((name for name, of_it in found.items() if of_it == protocol), None)
+            if name is None:
+                raise InvalidConfig(
+                    f"security.inter.broker.protocol={protocol}, but no listener has that protocol: add one to "
+                    f"listeners, such as {protocol}://HOST:PORT, or to listener.security.protocol.map"
+                )
+            return name
+        return PLAINTEXT if PLAINTEXT in found else next(iter(found))
+
+    def of_listener(self, listener: str) -> Mapping[str, str]:
+        """Return the settings of this listener alone, by their names without the prefix."""
+        prefix = f"{listener.lower()}."
+        return {n.removeprefix(prefix): text for n, text in self.listener_name.items() if n.startswith(prefix)}
+
     def advertised_endpoints(self, ports: Mapping[str, int]) -> list[Endpoint]:
-        """Return the addresses to register. `ports` maps each listener to the port that it was bound to. Raises
-        InvalidConfig."""
+        """Return the addresses to register, that for other brokers first. `ports` maps each listener to the port that
+        it was bound to. Raises InvalidConfig."""
         advertised = {e.listener: e for e in self.listener_endpoints()}
         if self.advertised_listeners:
             advertised |= {e.listener: e for e in parse_advertised(self.advertised_listeners, advertised)}
@@ -372,4 +586,8 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
                     f"the listener {endpoint.listener} is on {endpoint.host!r}, which is not an address to connect "
                     f"to: set advertised.listeners to the address that clients and other brokers should use"
                 )
-        return [Endpoint(e.listener, e.host, e.port or ports[e.listener]) for e in advertised.values()]
+        protocols, first = self.security_protocols(), self.inter_broker_listener
+        return [
+            Endpoint(e.listener, e.host, e.port or ports[e.listener], protocols[e.listener])
+            for e in sorted(advertised.values(), key=lambda e: e.listener != first)
+        ]

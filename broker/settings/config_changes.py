@@ -4,12 +4,12 @@ from collections import Counter
 from collections.abc import Collection, Mapping, Sequence
 
 from minibroker.broker.settings.broker_config import BrokerConfig
-from minibroker.broker.settings.layers import dynamic_problem, with_dynamic
+from minibroker.broker.settings.layers import dynamic_problem, not_stored_problem, with_dynamic
 from minibroker.broker.settings.listeners import ADVERTISED_LISTENERS, parse_advertised
 from minibroker.broker.settings.parsing import coarser_unit_problem, topic_config, topic_config_problem
 from minibroker.broker.settings.schema import LISTS, as_texts, known_names
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
-from minibroker.broker.settings.types import InvalidConfig
+from minibroker.broker.settings.types import SHORT_NUMBER, InvalidConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
 from minibroker.protocol.model import (
@@ -70,6 +70,30 @@ def _items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
+_SEGMENT_BYTES = ("segment.bytes", "log.segment.bytes")
+
+
+def small_segments_problem(values: Mapping[str, str | None], broker: BrokerConfig) -> str | None:
+    """Return why a client may not set these values, or None: each segment keeps a file open. Smaller values that the
+    broker was started with, or that an earlier release has stored, stay in force."""
+    least = broker.internal_segment_bytes_min
+    for name in _SEGMENT_BYTES:
+        value = values.get(name) or ""
+        if SHORT_NUMBER.fullmatch(value.strip()) and int(value) < least:
+            return (
+                f"{name}={value}: give {least} or more (KIP-1030), because a broker keeps each segment open; to begin "
+                f"segments more often, set segment.ms"
+            )
+    return None
+
+
+def _check_segments(known: Mapping[str, str], values: Mapping[str, str], broker: BrokerConfig) -> None:
+    """Raises BrokerError."""
+    problem = small_segments_problem({n: value for n, value in values.items() if known.get(n) != value}, broker)
+    if problem is not None:
+        raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
+
+
 def altered_topic(
     known: Mapping[str, str],
     changes: Sequence[AlterableConfig],
@@ -93,6 +117,7 @@ def altered_topic(
     problem = topic_config_problem(values, broker)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
+    _check_segments(known, values, broker)
     if topic in INTERNAL_TOPICS and any(change.name == CLEANUP_POLICY for change in changes):
         policy = values.get(CLEANUP_POLICY)
         if policy != INTERNAL_CLEANUP_POLICY:
@@ -125,7 +150,8 @@ def altered_broker(
     """Return the settings of a broker, or of all brokers, after the changes. `below` holds the values that apply where
     these are unset. Raises BrokerError."""
     names = {c.name: "" for c in changes if c.name not in known or c.config_operation != AlterOperation.DELETE}
-    problem = dynamic_problem(names, is_for_all=is_for_all)
+    stored = [change.name for change in changes if change.config_operation != AlterOperation.DELETE]
+    problem = dynamic_problem(names, is_for_all=is_for_all) or not_stored_problem(stored)
     if problem is not None:
         raise BrokerError(ErrorCode.INVALID_CONFIG, problem)
     values = altered(known, changes, as_texts(static) | dict(below))
@@ -136,6 +162,7 @@ def altered_broker(
                 if problem is not None:
                     raise InvalidConfig(problem)
         with_dynamic(static, below, values)
+        _check_segments(known, values, static)
     except InvalidConfig as error:
         raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
     return values

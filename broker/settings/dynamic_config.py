@@ -1,9 +1,9 @@
 """Applies settings that change while the broker runs (Kafka's DynamicConfigManager and DynamicBrokerConfig; KIP-226).
 
-The settings are in `/config/topics/T`, `/config/brokers/ID` and `/config/brokers/<default>`. Every change adds a
-notification below `/config/changes` with the path of the changed node. Each broker watches the notifications and reads
-the nodes that they name. A notification carries nothing else, so missing some of them does no harm: if the broker may
-have missed one (it lost its session or connection, or cannot read a notification), it reads all nodes that concern it.
+The settings are in `/config/topics/T`, `/config/brokers/ID` and `/config/brokers/<default>`, quotas in `/config/users`,
+`/config/clients` and `/config/ips`. Every change adds a notification below `/config/changes` with the path of the
+changed node. Each broker watches the notifications (`ChangeWatcher`) and reads the nodes that they name, or all that
+concern it if it may have missed one or cannot read it.
 
 Invalid settings, which come from manual edits, are logged once, and the previous values stay in force.
 """
@@ -18,6 +18,7 @@ from minibroker.broker.settings.layers import dynamic_problem, with_dynamic
 from minibroker.broker.settings.parsing import from_earlier_release
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol import znodes
+from minibroker.protocol.change_watcher import EXPIRATION_S, RETRY_S, ChangeWatcher
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import (
     Clock,
@@ -25,9 +26,7 @@ from minibroker.protocol.world import (
     NodeExists,
     NoNode,
     SessionExpired,
-    SessionState,
     WatchEvent,
-    ZooKeeperError,
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import MalformedZnode
@@ -35,15 +34,21 @@ from minibroker.protocol.zookeeper_reads import catch_up
 
 logger = logging.getLogger("minibroker.config")
 
-ZOOKEEPER_RETRY_S = 0.1
-ZOOKEEPER_TROUBLE_S = 1.0
 READS_AT_ONCE = 100
-CHANGE_EXPIRATION_S = 15 * 60.0
-"""Time that a notification stays, counted by each broker from when it saw it. The first broker to reach it removes
-it."""
+MOST_CHANGES = 1_000
+"""Notifications that stay at most; the oldest are removed early. ZooKeeper cannot list 30,000 of them, and a broker
+that misses one reads everything."""
+LOOK_INTERVAL_S = 0.05
+"""Time between two looks in ZooKeeper for topics that the broker does not know, whoever names them."""
+LOOKS_SAVED_S = 1.0
+"""The looks of this time may come at once."""
+CLIENTS_AT_A_TIME = 2
+"""Reads and writes of settings for clients, under way at a time. Everything else that needs ZooKeeper comes between."""
+_WITH_QUOTAS = (f"{znodes.USER_CONFIGS}/", f"{znodes.CLIENT_CONFIGS}/", f"{znodes.IP_CONFIGS}/")
+_WITH_SETTINGS = (f"{znodes.TOPIC_CONFIGS}/", f"{znodes.BROKER_CONFIGS}/", *_WITH_QUOTAS)
 
 
-class DynamicConfigManager:
+class DynamicConfigManager(ChangeWatcher):
     """Keeps the broker's current settings in `config`."""
 
     def __init__(
@@ -52,26 +57,24 @@ class DynamicConfigManager:
         clock: Clock,
         sessions: Callable[[], Awaitable[ZooKeeperSession]],
     ) -> None:
+        super().__init__("settings", logger, clock, sessions)
         self.static = static
         self.config = static
         self.own: Mapping[str, str] = {}
         """The settings of this broker; `default` has those of all brokers."""
         self.default: Mapping[str, str] = {}
-        self._clock = clock
-        self._sessions = sessions
-        self._session: ZooKeeperSession | None = None
-        self._may_have_missed = True
+        self.turns = asyncio.Semaphore(CLIENTS_AT_A_TIME)
+        """Taken to read or change settings for clients."""
+        self._next_look_s = -LOOKS_SAVED_S
         self._has_fired = False
         """Whether the watch on the notifications has fired."""
-        self._news = asyncio.Event()
         self._reading = asyncio.Lock()
-        self._seen: dict[str, float] = {}
-        """The time at which each notification was first seen."""
         self._complained: dict[str, str] = {}
         """The last logged error of each node, by its path, so that each is logged once."""
         self._on_broker: Callable[[BrokerConfig], Awaitable[None]] | None = None
         self._on_topic: Callable[[str, ZooKeeperSession], Awaitable[None]] | None = None
         self._topics: Callable[[], list[str]] = list
+        self._on_quotas: Callable[[str | None, ZooKeeperSession], Awaitable[None]] | None = None
 
     # -- life --
 
@@ -85,56 +88,33 @@ class DynamicConfigManager:
                 await self.read_broker_configs(session)
                 return
             except (ConnectionLoss, SessionExpired):
-                await asyncio.sleep(ZOOKEEPER_RETRY_S)
+                await asyncio.sleep(RETRY_S)
 
     def connect(
         self,
         on_broker: Callable[[BrokerConfig], Awaitable[None]],
         on_topic: Callable[[str, ZooKeeperSession], Awaitable[None]],
         topics: Callable[[], list[str]],
+        on_quotas: Callable[[str | None, ZooKeeperSession], Awaitable[None]],
     ) -> None:
         """Set the callbacks; call this before `run`. `on_broker` receives the broker's changed settings. `on_topic`
-        reads a topic's settings and raises if they are invalid. `topics` returns the topics that concern this
-        broker."""
+        reads a topic's settings and raises if they are invalid. `topics` returns the topics that concern this broker.
+        `on_quotas` reads the quotas of the user or client at a path, or for None all quotas."""
         self._on_broker, self._on_topic, self._topics = on_broker, on_topic, topics
+        self._on_quotas = on_quotas
 
-    async def run(self) -> None:
-        """Watch for changes until cancelled."""
-        while True:
-            self._news.clear()
-            try:
-                await self._look(await self._usable_session())
-            except (ConnectionLoss, SessionExpired):
-                self._may_have_missed = True
-                await asyncio.sleep(ZOOKEEPER_RETRY_S)
-                continue
-            except ZooKeeperError as error:
-                logger.error("changes of settings cannot be read: %s", error)
-                self._may_have_missed = True
-                await asyncio.sleep(ZOOKEEPER_TROUBLE_S)
-                continue
-            oldest_s = min(self._seen.values(), default=None)
-            until_next_s = None if oldest_s is None else oldest_s + CHANGE_EXPIRATION_S - self._clock.monotonic()
-            with suppress(TimeoutError):
-                async with asyncio.timeout(until_next_s):
-                    await self._news.wait()
-
-    async def _usable_session(self) -> ZooKeeperSession:
-        session = await self._sessions()
-        if session is not self._session:
-            self._session = session
-            self._may_have_missed = True
-            session.on_state(lambda state: self._state_changed(session, state))
-        return session
-
-    def _state_changed(self, session: ZooKeeperSession, state: SessionState) -> None:
-        if session is self._session and state is not SessionState.SUSPENDED:
-            self._may_have_missed = True
-            self._news.set()
-
-    def _watched(self, _event: WatchEvent) -> None:
+    def _watched(self, event: WatchEvent) -> None:
         self._has_fired = True
-        self._news.set()
+        super()._watched(event)
+
+    def may_look_for_topic(self) -> bool:
+        """Return whether the settings of a topic that the broker does not know may be read now."""
+        now_s = self._clock.monotonic()
+        look_s = max(self._next_look_s, now_s - LOOKS_SAVED_S)
+        if look_s > now_s:
+            return False
+        self._next_look_s = look_s + LOOK_INTERVAL_S
+        return True
 
     # -- looking --
 
@@ -155,7 +135,9 @@ class DynamicConfigManager:
         changed, is_readable = await self._changed(session, unread)
         has_come_and_gone = has_fired and names == sorted(self._seen)
         if everything or not is_readable or has_come_and_gone:
-            changed = dict.fromkeys([*changed, znodes.BROKER_CONFIGS, *map(znodes.topic_config_path, self._topics())])
+            changed = dict.fromkeys(
+                [*changed, znodes.BROKER_CONFIGS, znodes.CONFIG, *map(znodes.topic_config_path, self._topics())]
+            )
         paths = list(changed)
         for start in range(0, len(paths), READS_AT_ONCE):
             some = (self._apply(session, path) for path in paths[start : start + READS_AT_ONCE])
@@ -164,7 +146,8 @@ class DynamicConfigManager:
                     raise outcome
         now_s = self._clock.monotonic()
         self._seen = {name: self._seen.get(name, now_s) for name in names}
-        await self._purge(session, [name for name, s in self._seen.items() if now_s - s >= CHANGE_EXPIRATION_S])
+        surplus = set(names[:-MOST_CHANGES])  # in the order of their numbers
+        await self._purge(session, [n for n, s in self._seen.items() if n in surplus or now_s - s >= EXPIRATION_S])
 
     async def _changed(self, session: ZooKeeperSession, names: list[str]) -> tuple[dict[str, None], bool]:
         """Return the changed paths, each once, and whether all notifications could be read."""
@@ -176,10 +159,10 @@ class DynamicConfigManager:
                 data, _ = await session.get(notification)
                 path = znodes.decode_config_change(notification, data)
                 paths[path] = None
-                if not path.startswith((f"{znodes.TOPIC_CONFIGS}/", f"{znodes.BROKER_CONFIGS}/")):
+                if not path.startswith(_WITH_SETTINGS):
                     logger.warning(
-                        "the notification %s is ignored: %s holds no settings; topics/NAME, brokers/ID or "
-                        "brokers/<default> is expected",
+                        "the notification %s is ignored: %s holds no settings; topics/NAME, brokers/ID, "
+                        "brokers/<default>, users/NAME, clients/NAME or ips/ADDRESS is expected",
                         notification,
                         path[:200],
                     )
@@ -200,6 +183,8 @@ class DynamicConfigManager:
                 self._complained.pop(path, None)
             except (InvalidConfig, MalformedZnode) as error:
                 self._complain(path, error)
+        elif self._on_quotas is not None and (path == znodes.CONFIG or path.startswith(_WITH_QUOTAS)):
+            await self._on_quotas(None if path == znodes.CONFIG else path, session)
 
     async def read_broker_configs(self, session: ZooKeeperSession) -> bool:
         """Read and apply the settings of this broker and of all brokers. Return whether all of them are valid; invalid

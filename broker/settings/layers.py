@@ -1,7 +1,9 @@
 """The broker settings that can change while the broker runs (KIP-226), and the layers that they form."""
 
 from collections import defaultdict
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
+
+import msgspec
 
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.listeners import ADVERTISED_LISTENERS
@@ -9,6 +11,7 @@ from minibroker.broker.settings.parsing import broker_config
 from minibroker.broker.settings.schema import as_texts, known_names
 from minibroker.broker.settings.topic_config import SYNONYMS
 from minibroker.broker.settings.types import InvalidConfig
+from minibroker.protocol.credential_names import is_credential, of_all_listeners
 
 DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.version"} | {
     "advertised.listeners",
@@ -28,6 +31,7 @@ DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.
     "log.cleaner.io.max.bytes.per.second",
     "log.retention.check.interval.ms",
     "producer.id.expiration.ms",
+    "transaction.partition.verification.enable",
     "leader.replication.throttled.rate",
     "follower.replication.throttled.rate",
 }
@@ -51,6 +55,22 @@ def dynamic_problem(values: Mapping[str, str], *, is_for_all: bool = False) -> s
     return None
 
 
+def not_stored_problem(names: Iterable[str]) -> str | None:
+    """Return why these settings of brokers cannot be stored in ZooKeeper, where every client reads them, or None.
+    Settings of a single listener are read-only like those of all; credentials are not stored under any name. A stored
+    one has no effect, and can be deleted."""
+    for name in names:
+        bare = of_all_listeners(name)
+        is_own = bare != name and bare in known_names(BrokerConfig) and bare not in DYNAMIC
+        if is_own or is_credential(name):
+            why = "read-only" if is_own else "a credential, which is not stored in ZooKeeper"
+            return (
+                f"broker setting {name} is {why}: change it on the command line or in the properties of the "
+                f"broker, and start it again"
+            )
+    return None
+
+
 def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConfig:
     """Return the settings of a broker: those it started with, overridden by the layers. Later layers override earlier
     ones. Raises InvalidConfig."""
@@ -60,7 +80,7 @@ def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConf
         if problem is not None:
             raise InvalidConfig(problem)
         values |= {name: value for name, value in layer.items() if name in known_names(BrokerConfig)}
-    config = broker_config(values)
+    config = msgspec.structs.replace(broker_config(values), listener_name=static.listener_name)
     if config.advertised_listeners != static.advertised_listeners:
         config.advertised_endpoints(defaultdict(int))
     return config

@@ -1,11 +1,13 @@
-"""Parses and checks the values of `listeners` and `advertised.listeners`."""
+"""Parses and checks the values of `listeners`, `advertised.listeners` and `listener.security.protocol.map`."""
 
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 
 from minibroker.broker.settings.types import SHORT_NUMBER, InvalidConfig
-from minibroker.protocol.model import Endpoint
+from minibroker.protocol.model import PLAINTEXT, SECURITY_PROTOCOLS, Endpoint
 
 ADVERTISED_LISTENERS = "advertised.listeners"
+
+_PROTOCOL_MAP = "listener.security.protocol.map"
 
 
 def parse_listeners(setting: str, text: str) -> list[Endpoint]:
@@ -22,6 +24,33 @@ def parse_listeners(setting: str, text: str) -> list[Endpoint]:
             raise InvalidConfig(f"{setting} names the listener {name} twice")
         endpoints.append(Endpoint(name, host.removeprefix("[").removesuffix("]"), int(port)))
     return endpoints
+
+
+def parse_protocol_map(text: str) -> dict[str, str]:
+    """Parse `NAME:PROTOCOL,...`. Raises InvalidConfig."""
+    found: dict[str, str] = {}
+    for part in filter(None, (part.strip() for part in text.split(","))):
+        name, _, protocol = (piece.strip() for piece in part.partition(":"))
+        if not name or protocol not in SECURITY_PROTOCOLS:
+            raise InvalidConfig(
+                f"{_PROTOCOL_MAP} has {part!r}: NAME:PROTOCOL is expected, and PROTOCOL is "
+                f"{' or '.join(SECURITY_PROTOCOLS)}"
+            )
+        if name in found:
+            raise InvalidConfig(f"{_PROTOCOL_MAP} names the listener {name} twice")
+        found[name] = protocol
+    return found
+
+
+def protocol_of(listener: str, protocols: Mapping[str, str]) -> str:
+    """Return the protocol of a listener for clients, given the map. Raises InvalidConfig."""
+    if listener in protocols:
+        return protocols[listener]
+    if listener in SECURITY_PROTOCOLS:
+        return listener
+    if protocols:
+        raise InvalidConfig(f"{_PROTOCOL_MAP} has no protocol for the listener {listener}: add {listener}:PROTOCOL")
+    return PLAINTEXT
 
 
 ALL_ADDRESSES = ("", "0.0.0.0", "::")

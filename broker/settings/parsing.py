@@ -12,7 +12,14 @@ from typing import NamedTuple, TypeVar
 import msgspec
 
 from minibroker.broker.settings.broker_config import BrokerConfig
-from minibroker.broker.settings.schema import documentation, integer_names, known_names, rule_of, trimmed_names
+from minibroker.broker.settings.schema import (
+    as_texts,
+    documentation,
+    integer_names,
+    known_names,
+    rule_of,
+    trimmed_names,
+)
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import SHORT_NUMBER, InvalidConfig, compaction_lags_problem
 from minibroker.protocol.model import WITHOUT_EFFECT
@@ -133,7 +140,51 @@ _INTEGER = re.compile("-?[0-9]+")
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:
     """Raises InvalidConfig."""
-    return _convert(_in_milliseconds(values), BrokerConfig, "broker")
+    of_listeners = {name: value for name, value in values.items() if name.startswith(_OF_LISTENER)}
+    values = {name: value for name, value in values.items() if name not in of_listeners}
+    config = _convert(_in_milliseconds(values), BrokerConfig, "broker")
+    if not of_listeners:
+        return config
+    config = msgspec.structs.replace(
+        config, listener_name={name.removeprefix(_OF_LISTENER): value for name, value in of_listeners.items()}
+    )
+    return _with_listener_settings_checked(config, of_listeners)
+
+
+_OF_LISTENER = "listener.name."
+_PER_LISTENER = ("ssl.", "sasl.enabled.mechanisms", "sasl.oauthbearer.", "plain.sasl.", "connections.max.reauth.ms")
+"""The beginnings of the settings that a single listener may have."""
+METRICS = "metrics"
+"""Stands for the listener of metrics in the names of settings."""
+
+
+def _with_listener_settings_checked(config: BrokerConfig, of_listeners: Mapping[str, str]) -> BrokerConfig:
+    """Return the settings if those of single listeners are legal. Raises InvalidConfig."""
+    listeners = [*config.security_protocols(), METRICS]
+    known = 0
+    for listener in listeners:
+        own = config.of_listener(listener)
+        known += len(own)
+        listener_config(config, listener)
+    if known < len(of_listeners):
+        prefixes = tuple(f"{_OF_LISTENER}{listener.lower()}." for listener in listeners)
+        name = next(name for name in of_listeners if not name.startswith(prefixes))
+        raise InvalidConfig(f"broker setting {name} is for no listener: begin its name with {' or '.join(prefixes)}")
+    return config
+
+
+def listener_config(config: BrokerConfig, listener: str) -> BrokerConfig:
+    """Return the settings as they are for one listener. Raises InvalidConfig."""
+    own = config.of_listener(listener)
+    if not own:
+        return config
+    for name in own:
+        if not name.startswith(_PER_LISTENER):
+            raise InvalidConfig(
+                f"broker setting {_OF_LISTENER}{listener.lower()}.{name} is not known: only "
+                f"{', '.join(_PER_LISTENER)} can be set for one listener"
+            )
+    return _convert({**as_texts(config), **own}, BrokerConfig, f"the listener {listener}'s")
 
 
 _LOWERED = {"message.max.bytes": MAX_BATCH_BYTES, "max.message.bytes": MAX_BATCH_BYTES}
@@ -189,7 +240,7 @@ def read_properties(path: str) -> dict[str, str]:
         if not text or text.startswith("#"):
             continue
         name, separator, value = text.partition("=")
-        if not separator:
-            raise InvalidConfig(f"{path}, line {number}: {text[:80]!r} is not NAME=VALUE")
+        if not separator or len(name.split()) != 1:  # a part of such a line may be a password
+            raise InvalidConfig(f"{path}, line {number} is not NAME=VALUE")
         values[name.strip()] = value.strip()
     return values

@@ -11,7 +11,6 @@ import msgspec
 from minibroker.broker.settings.types import UNBOUNDED, kafka_name
 from minibroker.protocol.model import ConfigType
 
-SENSITIVE = frozenset({"broker.secret"})
 LISTS = frozenset(
     {
         "cleanup.policy",
@@ -107,9 +106,9 @@ def documentation(schema: type[msgspec.Struct]) -> dict[str, str]:
 
 
 def as_texts(config: msgspec.Struct) -> dict[str, str]:
-    """Return the settings as text, without those that are unset."""
+    """Return the settings as text, without those that are unset and those of single listeners."""
     values = ((field.encode_name, getattr(config, field.name)) for field in fields(type(config)))
-    return {name: _as_text(value) for name, value in values if value is not None}
+    return {name: _as_text(value) for name, value in values if value is not None and not isinstance(value, dict)}
 
 
 def default_texts(schema: type[msgspec.Struct]) -> dict[str, str]:

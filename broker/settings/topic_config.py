@@ -48,7 +48,7 @@ class TopicConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name, 
     max_message_bytes: BatchBytes | None = None
     """The broker's `message.max.bytes`, for this topic."""
     segment_bytes: Annotated[int, Meta(ge=14, le=2**31 - 1)] | None = None
-    """The broker's `log.segment.bytes`, for this topic."""
+    """The broker's `log.segment.bytes`, for this topic. Requests may set 1 MiB or more (KIP-1030)."""
     segment_ms: Age | None = None
     """The broker's `log.roll.ms`, for this topic."""
     segment_jitter_ms: Annotated[int, Meta(ge=0, le=UNBOUNDED)] | None = None

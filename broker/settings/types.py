@@ -56,6 +56,15 @@ CleanupPolicy = Annotated[
 ThrottledReplicas = Annotated[
     str, Meta(pattern=r"^(\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?)$", description="*, or PARTITION:BROKER,..., or nothing")
 ]
+SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
+MetricsProtocol = Literal["PLAINTEXT", "SSL"]
+StoreType = Literal["PEM"]
+ClientAuth = Literal["none", "requested", "required"]
+HostCheck = Literal["https", ""]
+TlsVersions = Annotated[
+    str,
+    Meta(pattern=r"^TLSv1\.[23]( *, *TLSv1\.[23])?$", description="TLSv1.2, TLSv1.3, or TLSv1.2,TLSv1.3"),
+]
 SHORT_NUMBER = re.compile("[0-9]{1,10}")
 
 

@@ -9,6 +9,7 @@ from minibroker.broker.storage.compaction.key_map import KeyMap
 from minibroker.broker.storage.compaction.swap import Swap, remove_cleaned
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flushing import SHORTAGE_PAUSE_S, FlushedLog
+from minibroker.broker.storage.indexes.aborted_index import AbortedTransactions
 from minibroker.broker.storage.io_errors import Trouble, trouble_of
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery.recovery import Recovered
@@ -123,14 +124,14 @@ class CleanedLog(FlushedLog):
 
     # -- compaction --
 
-    def candidate(self, high_watermark: int, now_ms: int) -> Candidate:
+    def candidate(self, last_stable_offset: int, now_ms: int) -> Candidate:
         """Return the part of the log that could be compacted. Raises BrokerError."""
         self.require_usable()
         found = cleanable(
             self.extents(),
             first_dirty=self._first_dirty_offset,
             log_start_offset=self.stored_start_offset,  # records below may be back after a crash
-            limit=min(high_watermark, self._recovery_point),
+            limit=min(last_stable_offset, self._recovery_point),
             now_ms=now_ms,
             min_compaction_lag_ms=self.config.min_compaction_lag_ms,
         )
@@ -170,6 +171,8 @@ class CleanedLog(FlushedLog):
             end=what.end,
             key_map=key_map,
             producer_ids=frozenset(producer_id for producer_id, _ in self._producers.capture()),
+            aborted=AbortedTransactions(aborted for segment in self._segments for aborted in segment.aborted),
+            has_whole_log=sources[0].segment is self._segments[0],
             index_interval_bytes=self.config.index_interval_bytes,
             delete_retention_ms=self.config.delete_retention_ms,
         )
@@ -251,6 +254,10 @@ class CleanedLog(FlushedLog):
                     await run(remove_cleaned, self._disk, self.path, base)
         if not is_wanted:
             return not work.stopped.is_set()  # it may have been stopped during the removal
+        for source in group:
+            for aborted in source.segment.aborted:
+                if aborted.last_offset not in work.dropped_markers:
+                    cleaned.aborted.append(aborted)
         # Nothing else may run between here and the swap's first step.
         old = [source.segment for source in group]
         first = self._segments.index(old[0])

@@ -102,6 +102,8 @@ class LogDirectory:
         self.flush_turns = asyncio.Semaphore(FLUSHES_AT_ONCE)
         """Logs take turns in the order in which they came, so busy logs do not starve others."""
         self.first_dirty_offsets = OffsetCheckpoint(world.disk, f"{path}/{CLEANER_OFFSET_FILE}")
+        self.producers = 0
+        """The producers that all logs here know, counted anew with each checkpoint."""
         self.failure: BaseException | None = None
         """The error that took the directory offline; None while it is online."""
         self._silent_until_s = -math.inf
@@ -338,7 +340,7 @@ class LogDirectory:
             raise BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, f"{doing} failed: {error}") from error
         self.fail_and_raise(error, doing)
 
-    def tell_of_shortage(self, error: OSError, doing: str) -> None:
+    def tell_of_shortage(self, error: OSError | str, doing: str) -> None:
         """Log a shortage at intervals, since many calls may meet it. Called in the event loop."""
         now_s = self.world.clock.monotonic()
         if now_s >= self._silent_until_s:

@@ -483,7 +483,10 @@ class FlushedLog:
             if not is_active and (segment.stored or is_in_swap) and end <= self._recovery_point:
                 break
             work.files.insert(0, segment.file)
-            work.indexes[:0] = segment.index_writes(all_entries=snapshot_due or not is_active)
+            writes = segment.index_writes(all_entries=snapshot_due or not is_active)
+            work.indexes[:0] = writes
+            if any(write.is_relied_on and write.first == 0 for write in writes):
+                work.sync_directory = True
             if not is_active and not segment.stored:
                 work.sealed.append(segment)
         if self._epochs.version != self._written_epochs_version:

@@ -29,10 +29,12 @@ from collections.abc import Sequence
 from typing import NamedTuple, NoReturn
 
 from minibroker.broker.storage.cleanup import CleanedLog
+from minibroker.broker.storage.descriptors import may_roll
 from minibroker.broker.storage.flushing import write_topic_id
-from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.indexes.aborted_index import AbortedTransaction
+from minibroker.broker.storage.indexes.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
-from minibroker.broker.storage.producer_state import Producer, ProducerBatch, ProducerState
+from minibroker.broker.storage.producer_state import NO_OFFSET, Producer, ProducerBatch, ProducerState
 from minibroker.broker.storage.recovery.recovery import replay
 from minibroker.broker.storage.segment import Appended, Segment
 from minibroker.broker.storage.snapshots import (
@@ -53,11 +55,24 @@ from minibroker.protocol.records import (
     BatchHeader,
     Buffer,
     CorruptRecord,
+    EndTransactionMarker,
+    decode_control_batch,
+    encode_control_batch,
     parse_header,
     stamp,
     validate_batch,
     with_append_time,
 )
+
+MOST_PRODUCERS_IN_ALL = 250_000
+"""Producers that the logs of a directory know: about 90 MB. Beyond that, each log that meets another one keeps those
+FAIR_PRODUCERS that wrote last."""
+FAIR_PRODUCERS = 500
+MOST_PENDING_PRODUCERS = 100_000
+"""Producers in snapshots that wait for a flush: about 10 MB. A segment that begins without a snapshot is removed
+together with later ones."""
+
+_NO_SEGMENT = "files have taken their share of the descriptors, so the log goes on in its last segment"
 
 _MAX_PIECES = 512
 """A vectored write takes at most 1,024 pieces (IOV_MAX)."""
@@ -141,10 +156,37 @@ class Log(CleanedLog):
         if leader_epoch > self._epochs.latest:
             self._epochs.assign(leader_epoch, first_offset)
         if first.has_producer_id:
-            self._producers.update(first, first_offset, now_ms)
+            self._update_producer(first, first_offset, now_ms)
         return AppendInfo(
             first_offset, offset - 1, max_timestamp, log_append_time_ms=now_ms if is_timed else NO_TIMESTAMP
         )
+
+    def append_marker(
+        self,
+        producer_id: int,
+        producer_epoch: int,
+        marker: EndTransactionMarker,
+        leader_epoch: int,
+        now_ms: int,
+        *,
+        raises_epoch: bool = False,
+    ) -> AppendInfo:
+        """End the producer's transaction in this log, as leader. A marker that ends nothing is appended as well: it
+        moves the producer's epoch, so that a late batch of the ended transaction is refused. `raises_epoch`: as for
+        `ProducerState.check_marker`.
+
+        Raises BrokerError, with nothing written: as `ProducerState.check_marker`."""
+        self.require_usable()
+        self._producers.check_marker(producer_id, producer_epoch, marker, raises_epoch=raises_epoch)
+        batch = encode_control_batch(
+            marker,
+            timestamp=now_ms,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_offset=self._log_end_offset,
+            partition_leader_epoch=leader_epoch,
+        )
+        return self.append_as_follower(batch, leader_epoch)
 
     def append_as_follower(self, records: Buffer, leader_epoch: int = LIMIT) -> AppendInfo:
         """Append batches as the leader in that epoch has them, offsets and epochs included.
@@ -156,6 +198,7 @@ class Log(CleanedLog):
         self.require_usable()
         appended: list[Appended] = []
         headers: list[BatchHeader] = []
+        markers: dict[int, EndTransactionMarker] = {}
         position = 0
         offset, epoch = self._log_end_offset, self._epochs.latest
         max_timestamp = -1
@@ -164,6 +207,8 @@ class Log(CleanedLog):
             try:
                 header = parse_header(records, position)
                 validate_batch(records, header, position)
+                if header.is_control:
+                    markers[header.base_offset] = decode_control_batch(records, header, position)
             except CorruptRecord as error:
                 raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{self.partition}, fetched batch: {error}") from error
             if header.base_offset < offset or not epoch <= header.partition_leader_epoch <= leader_epoch:
@@ -184,7 +229,7 @@ class Log(CleanedLog):
             if header.partition_leader_epoch > self._epochs.latest:
                 self._epochs.assign(header.partition_leader_epoch, header.base_offset)
             if header.has_producer_id:
-                self._producers.update(header, header.base_offset, now_ms)
+                self._update_producer(header, header.base_offset, now_ms, markers.get(header.base_offset))
         return AppendInfo(headers[0].base_offset, offset - 1, max_timestamp)
 
     def check_begins(self, records: Buffer) -> None:
@@ -212,6 +257,25 @@ class Log(CleanedLog):
                 )
         elif headers[0].has_producer_id:
             self._producers.check(headers[0])
+
+    def _update_producer(
+        self, header: BatchHeader, first_offset: int, now_ms: int, marker: EndTransactionMarker | None = None
+    ) -> None:
+        producers = self._producers
+        known = len(producers)
+        ended = producers.update(header, first_offset, now_ms, marker)
+        if len(producers) != known:
+            self._count_producers(len(producers) - known)
+        if ended is not None and ended.is_aborted:
+            self._active.aborted.append(AbortedTransaction.of(ended))
+
+    def _count_producers(self, gained: int) -> None:
+        directory, producers = self._directory, self._producers
+        directory.producers += gained
+        if directory.producers > MOST_PRODUCERS_IN_ALL and len(producers) > FAIR_PRODUCERS:
+            before = len(producers)
+            producers.forget_oldest(FAIR_PRODUCERS)
+            directory.producers -= before - len(producers)
 
     def _repetition(self, header: BatchHeader, batch: ProducerBatch) -> AppendInfo:
         times = header.max_timestamp, NO_TIMESTAMP
@@ -244,8 +308,12 @@ class Log(CleanedLog):
                 or self._waited_ms(appended[-1].max_timestamp)
                 > self.config.segment_ms - self._jitter * min(self.config.segment_jitter_ms, self.config.segment_ms)
             ):
-                self.roll()
-                active = self._active
+                is_full = max(active.size + size, last_offset - active.base_offset) > MAX_RELATIVE_OFFSET
+                if is_full or may_roll(self._disk, active.size):
+                    self.roll()
+                    active = self._active
+                else:
+                    self._directory.tell_of_shortage(_NO_SEGMENT, f"beginning a segment after {active.path}")
             active.append(pieces, appended)
         except OSError as error:
             self._directory.fail_and_raise(error, f"appending to {active.path}")
@@ -287,7 +355,8 @@ class Log(CleanedLog):
         self._active_since_ms = self._clock.wall_ms()
         self._jitter = self._directory.world.random.random()
         self._changes += 1
-        self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
+        if len(self._pending_snapshots) * len(self._producers) <= MOST_PENDING_PRODUCERS:
+            self._pending_snapshots.append((self._log_end_offset, self._producers.capture()))
         self._flush_in_background()
 
     def _create_segment(self, base_offset: int) -> Segment:
@@ -379,6 +448,58 @@ class Log(CleanedLog):
             self.report_damage(error)
         return total + sum(segment.size for segment in self._segments[first:last])
 
+    # -- transactions --
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """As `ProducerState.last_stable_offset`."""
+        return self._producers.last_stable_offset(high_watermark)
+
+    def has_open_transaction(self, producer_id: int, producer_epoch: int) -> bool:
+        """Whether the producer has a transaction open here in this epoch."""
+        producer = self._producers.get(producer_id)
+        return producer is not None and producer.open_since != NO_OFFSET and producer.epoch == producer_epoch
+
+    def coordinator_epoch_of_earlier(self, producer_id: int, producer_epoch: int) -> int | None:
+        """Return the coordinator epoch for a marker, at least 0, if the producer has a transaction open here in an
+        epoch before this one."""
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.open_since == NO_OFFSET or producer.epoch >= producer_epoch:
+            return None
+        return max(producer.coordinator_epoch, 0)
+
+    def open_since(self, producer_id: int) -> int:
+        """Return the first offset of the producer's open transaction, or NO_OFFSET."""
+        producer = self._producers.get(producer_id)
+        return NO_OFFSET if producer is None else producer.open_since
+
+    def check_epochs_of_open_transaction(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
+        """As `ProducerState.check_epochs_of_open_transaction`."""
+        self._producers.check_epochs_of_open_transaction(producer_id, producer_epoch, coordinator_epoch)
+
+    def has_late_transaction(self, since_ms: int) -> bool:
+        """As `ProducerState.has_late_transaction`."""
+        return self._producers.has_late_transaction(since_ms)
+
+    def forget_replicated(self, high_watermark: int) -> None:
+        """As `ProducerState.forget_replicated`."""
+        self._producers.forget_replicated(high_watermark)
+
+    def has_aborted_since(self, offset: int) -> bool:
+        """Whether an abort marker may stand at `offset` or later."""
+        return any(len(segment.aborted) for segment in self.segments_from(offset))
+
+    def aborted_transactions(self, offset: int, up_to_offset: int) -> list[AbortedTransaction]:
+        """Return the aborted transactions with records from `offset` to below `up_to_offset`, which is at most the last
+        stable offset. A few may be among them that have no record there."""
+        found: list[AbortedTransaction] = []
+        for segment in self.segments_from(offset):
+            for aborted in segment.aborted.since(offset):
+                if aborted.first_offset < up_to_offset:
+                    found.append(aborted)
+                if aborted.last_stable_offset >= up_to_offset:
+                    return found
+        return found
+
     # -- leader epochs --
 
     def assign_epoch_start(self, epoch: int, offset: int) -> None:
@@ -393,6 +514,10 @@ class Log(CleanedLog):
     def epoch_at(self, offset: int) -> int:
         """Return the leader epoch of the record at `offset`, or NO_EPOCH."""
         return self._epochs.epoch_at(offset)
+
+    @property
+    def producer_count(self) -> int:
+        return len(self._producers)
 
     def producers(self) -> list[tuple[int, Producer]]:
         """Return the idempotent producers that the log knows, with their ids."""
@@ -534,6 +659,7 @@ class Log(CleanedLog):
             for taken_at, captured in self._pending_snapshots:
                 producers, start = ProducerState.restore(captured), taken_at
             replay(self._segments, start, offset, producers, start, None, self._clock.wall_ms())
+            producers.keep_unreplicated(self._producers, offset)
             self._producers = producers
 
     # -- moving to another log directory --

@@ -73,6 +73,7 @@ class LogCheckpoints:
         """Flush every log and write the recovery points. Raises BrokerError KAFKA_STORAGE_ERROR."""
         for log in list(self._logs.values()):  # one by one: other work needs worker threads as well
             await log.checkpoint()
+        self._directory.producers = sum(log.producer_count for log in self._logs.values())
         await self.note_recovery_points()
 
     async def checkpoint_synced(self) -> None:

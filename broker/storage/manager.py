@@ -21,7 +21,7 @@ from weakref import WeakValueDictionary
 from minibroker.broker.storage.checkpoints import (
     MalformedFile,
 )
-from minibroker.broker.storage.descriptors import check_room
+from minibroker.broker.storage.descriptors import TooManySegments, check_room
 from minibroker.broker.storage.directory import (
     DELETED,
     FUTURE,
@@ -174,7 +174,10 @@ class LogManager:
                 return  # any other error is met again, and handled, when this log is opened
             self._progress.measured(partition, to_do)
 
-        async def open_one(partition: TopicPartition) -> None:
+        too_large: dict[TopicPartition, TooManySegments] = {}
+
+        async def open_one(partition: TopicPartition, is_last: bool = False) -> None:
+            too_large.pop(partition, None)
             try:
                 opened = await self._run(
                     self._opener.open,
@@ -183,7 +186,11 @@ class LogManager:
                     recovery_points.get(partition, 0),
                     None if log_start_offsets is None else log_start_offsets.get(partition, 0),
                     self._progress.of(partition),
+                    is_last,
                 )
+            except TooManySegments as error:
+                too_large[partition] = error
+                return
             except (DamagedLog, MalformedFile, CorruptRecord, OSError) as error:
                 if isinstance(error, OSError) and (
                     error.errno in DISK_ERRORS or trouble_of(error, is_read=True) is Trouble.SHORTAGE
@@ -197,7 +204,8 @@ class LogManager:
                 logger.error("%s", self.damaged[partition])
                 return
             finally:
-                self._progress.opened(partition)
+                if is_last or partition not in too_large:
+                    self._progress.opened(partition)
             self._adopt(partition, opened, self._default_config)
 
         self._progress.begin(found)
@@ -206,6 +214,8 @@ class LogManager:
             await asyncio.gather(*(measure(partition) for partition in found if partition not in clean))
             if not disk_failures:
                 await asyncio.gather(*(open_one(partition) for partition in found))
+                for partition in sorted(too_large, key=lambda partition: too_large[partition].segments):
+                    await open_one(partition, True)
         finally:
             news.cancel()
             self._progress.given_up()
@@ -213,9 +223,22 @@ class LogManager:
             raise disk_failures[0]
         if self.damaged:
             await self._distrust(f"{len(self.damaged)} replicas cannot be opened")
+        if too_large:
+            self._leave_closed(too_large)
         gone = sorted(p for p, offset in recovery_points.items() if offset > 0 and p not in found)
         if gone:
             await self._distrust(f"the directories of {', '.join(map(str, gone[:10]))} are gone")
+
+    def _leave_closed(self, too_large: Mapping[TopicPartition, TooManySegments]) -> None:
+        """Serve the other logs. These have lost nothing, so the directory is trusted as before."""
+        for partition, error in too_large.items():
+            self.damaged[partition] = (
+                f"the replica in {self._path(str(partition))} is not open: {error}. Raise the hard limit of this "
+                f"process (`ulimit -Hn`, LimitNOFILE of systemd, `--ulimit nofile` of Docker) and restart the broker, "
+                f"or delete the topic"
+            )
+        first = self.damaged[min(too_large)]
+        logger.error("%d of the replicas in %s are not served; %s", len(too_large), self.log_dir, first)
 
     @property
     def recovery(self) -> RecoveryProgress:

@@ -11,6 +11,7 @@ from minibroker.broker.storage.checkpoints import (
     decode_topic_id,
     encode_topic_id,
 )
+from minibroker.broker.storage.descriptors import check_room_to_open
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.recovery.continuity import DataContinuity
 from minibroker.broker.storage.recovery.recovery import Recovered, empty_log, recover
@@ -49,9 +50,13 @@ class LogOpener:
         recovery_point: int,
         log_start_offset: int | None,
         progress: LogProgress | None = None,
+        is_last: bool = True,
     ) -> Opened:
-        """Open a log. Raises DamagedLog, MalformedFile, CorruptRecord, OSError."""
+        """Open a log. `is_last`: as for `check_room_to_open`. Raises TooManySegments, DamagedLog, MalformedFile,
+        CorruptRecord, OSError."""
         directory = self._path(partition)
+        segments = sum(name.endswith(LOG_SUFFIX) for name in self._disk.list(directory))
+        check_room_to_open(self._disk, segments, is_last=is_last)
         topic_id = self._topic_id_or_reset(directory, recovery_point, clean)
         recovered = recover(
             self._disk,
@@ -59,6 +64,7 @@ class LogOpener:
             recovery_point=recovery_point,
             clean=clean,
             log_start_offset=log_start_offset,
+            high_watermark=self._directory.high_watermarks.values.get(partition, 0),
             index_interval_bytes=self._index_interval_bytes,
             now_ms=self._clock.wall_ms(),
             before_loss=self._continuity.distrust,

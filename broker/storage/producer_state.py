@@ -31,19 +31,32 @@ steps between two looks (`time_passed`). Neither the records' timestamps (Kafka'
 would make the log forget their importer) nor a clock will do: a wall clock is set, and the monotonic one may jump over
 the sleep of a suspended host while the producer, elsewhere, waits for its answer. The count begins anew with each start
 of the broker and each rebuilding of the state. Forgetting a producer too late does no harm.
+
+Anyone may make up producer ids, a batch each, and every replica remembers them. So a log knows at most MOST_PRODUCERS;
+then those that wrote longest ago are forgotten, as if their day had passed (Kafka has no limit). Which they are depends
+on the log alone, so replicas agree. When it writes again, such a producer is as unknown as after its day: one of
+Kafka's goes on with any sequence, and ours begins again with sequence 0 if none of its batches is in doubt. Many
+producers must write between a batch and its repetition before that is written twice.
+
+Transactions: the first transactional batch of a producer opens its transaction in this log, and a marker ends it. The
+last stable offset is the first offset of the oldest transaction that is open, or whose marker is not replicated yet.
+A producer with an open transaction is never forgotten. A group coordinator commits offsets for a producer in batches
+without sequence. Nothing but their epoch is checked, since a repetition of such a batch changes nothing.
 """
 
 from __future__ import annotations
 
 import heapq
 import struct
+from collections import deque
 from collections.abc import Iterable
+from itertools import islice
 from typing import NamedTuple
 
 from crc32c import crc32c
 
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.records import MAGIC_COLUMNS, NO_SEQUENCE, BatchHeader
+from minibroker.protocol.records import MAGIC_COLUMNS, NO_SEQUENCE, BatchHeader, ControlType, EndTransactionMarker
 
 RETAINED_BATCHES = 5
 """The batches that a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
@@ -55,6 +68,10 @@ MOST_TOLD = 2_000
 """Producers that are sent to another replica: half a megabyte, 15 ms. Each run of a program is one, and counts for a
 day."""
 
+MOST_PRODUCERS = 20_000
+"""Producers that a log knows, except for those with open transactions: about 7 MB. More than write to a partition
+within the time in which a batch is repeated."""
+
 _SEQUENCES = 1 << 31  # after 2^31 - 1 comes 0
 
 _SNAPSHOT_VERSION = 1
@@ -63,6 +80,10 @@ _CRC_END = 6
 # producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of the
 # open transaction
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+
+
+NO_COORDINATOR = -1
+NO_OFFSET = -1
 
 
 class InvalidSnapshot(ValueError):
@@ -84,12 +105,34 @@ class Producer(NamedTuple):
     """The wall time, for readers of snapshots only: it decides nothing."""
     last_seen_s: float = 0.0
     """The state's own count of time, which no snapshot has."""
+    coordinator_epoch: int = NO_COORDINATOR
+    """The transaction coordinator's epoch in the last marker; NO_COORDINATOR: there was none."""
+    open_since: int = NO_OFFSET
+    """The offset of the open transaction's first record; NO_OFFSET: no transaction is open."""
+
+
+class EndedTransaction(NamedTuple):
+    producer_id: int
+    first_offset: int
+    last_offset: int
+    """The offset of the marker."""
+    is_aborted: bool
+    last_stable_offset: int
+    """As in `AbortedTransaction`."""
 
 
 class ProducerState:
     def __init__(self) -> None:
         self._producers: dict[int, Producer] = {}
+        """By id, in the order of their last batches."""
+        self._full_at = MOST_PRODUCERS + 1
+        """The number of producers at which some are forgotten."""
         self._time_s = 0.0
+        self._open: dict[int, int] = {}
+        """The first offsets of open transactions by producer, in ascending order."""
+        self._unreplicated: deque[tuple[int, int]] = deque()
+        """The offsets of markers that may not be replicated yet, each with the smallest first offset of a transaction
+        that it or a later one has ended. Both ascend."""
 
     def __len__(self) -> int:
         return len(self._producers)
@@ -108,7 +151,8 @@ class ProducerState:
     def check(self, header: BatchHeader) -> ProducerBatch | None:
         """Whether a leader may append the batch: the batch that it repeats, or None to go on and append.
 
-        Raises BrokerError: INVALID_PRODUCER_EPOCH, UNKNOWN_PRODUCER_ID, OUT_OF_ORDER_SEQUENCE_NUMBER.
+        Raises BrokerError: INVALID_PRODUCER_EPOCH, INVALID_TXN_STATE, UNKNOWN_PRODUCER_ID,
+        OUT_OF_ORDER_SEQUENCE_NUMBER.
         """
         known = self.repeated(header)
         if known is not None:
@@ -116,7 +160,7 @@ class ProducerState:
         producer = self._producers.get(header.producer_id)
         first_sequence = header.base_sequence
         if producer is None:
-            if header.magic == MAGIC_COLUMNS:
+            if header.magic == MAGIC_COLUMNS and first_sequence != NO_SEQUENCE:
                 self.check_begins(header)
             return None
         if header.producer_epoch < producer.epoch:
@@ -124,6 +168,14 @@ class ProducerState:
                 ErrorCode.INVALID_PRODUCER_EPOCH,
                 f"producer {header.producer_id} is in epoch {producer.epoch}, but the batch in {header.producer_epoch}",
             )
+        if producer.open_since != NO_OFFSET and not header.is_transactional:
+            raise BrokerError(
+                ErrorCode.INVALID_TXN_STATE,
+                f"producer {header.producer_id} has a transaction open here and sends records outside of it: end the "
+                f"transaction first",
+            )
+        if first_sequence == NO_SEQUENCE:
+            return None
         expected = 0
         if header.producer_epoch == producer.epoch and producer.batches:
             expected = (producer.batches[-1].last_sequence + 1) % _SEQUENCES
@@ -143,27 +195,141 @@ class ProducerState:
                 f"producer {header.producer_id} is not known here and begins with sequence {header.base_sequence}",
             )
 
-    def update(self, header: BatchHeader, first_offset: int, now_ms: int) -> None:
-        """The batch is in the log, at `first_offset`. Nothing is checked: the leader did."""
-        producer = self._producers.get(header.producer_id)
+    def check_marker(
+        self, producer_id: int, producer_epoch: int, marker: EndTransactionMarker, *, raises_epoch: bool = False
+    ) -> None:
+        """Whether a leader may append the marker. Raises BrokerError: INVALID_PRODUCER_EPOCH,
+        TRANSACTION_COORDINATOR_FENCED (Kafka's `ProducerAppendInfo.appendEndTxnMarker`).
+
+        `raises_epoch`: the marker's epoch is above that of the transaction that it ends (KIP-1228). An open transaction
+        of the marker's own epoch is then a later one, and the marker is a late repetition."""
+        producer = self._producers.get(producer_id)
+        if producer is None:
+            return
+        if producer_epoch < producer.epoch:
+            raise BrokerError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} is in epoch {producer.epoch}, but the marker in {producer_epoch}",
+            )
+        if raises_epoch and producer_epoch == producer.epoch and producer.open_since != NO_OFFSET:
+            raise BrokerError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} has begun its next transaction in epoch {producer.epoch}, but the marker ends "
+                f"the one before it",
+            )
+        if marker.coordinator_epoch < producer.coordinator_epoch:
+            raise BrokerError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"a coordinator of epoch {producer.coordinator_epoch} has ended a transaction of producer {producer_id}"
+                f", but this marker is of epoch {marker.coordinator_epoch}",
+            )
+
+    def check_epochs_of_open_transaction(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
+        """Check a marker that does not come from a coordinator: if the producer has a transaction open, the marker must
+        have the epochs that are known here. Raises BrokerError: INVALID_PRODUCER_EPOCH,
+        TRANSACTION_COORDINATOR_FENCED."""
+        producer = self._producers.get(producer_id)
+        if producer is None or producer.open_since == NO_OFFSET:
+            return
+        if producer_epoch != producer.epoch:
+            raise BrokerError(
+                ErrorCode.INVALID_PRODUCER_EPOCH,
+                f"producer {producer_id} is in epoch {producer.epoch}, but the marker in {producer_epoch}",
+            )
+        if coordinator_epoch > max(producer.coordinator_epoch, 0):
+            raise BrokerError(
+                ErrorCode.TRANSACTION_COORDINATOR_FENCED,
+                f"no coordinator of epoch {coordinator_epoch} has ended a transaction of producer {producer_id} here: "
+                f"give {max(producer.coordinator_epoch, 0)}",
+            )
+
+    def update(
+        self, header: BatchHeader, first_offset: int, now_ms: int, marker: EndTransactionMarker | None = None
+    ) -> EndedTransaction | None:
+        """The batch is in the log, at `first_offset`. Nothing is checked: the leader did. `marker`: its content, of a
+        control batch. Return the transaction that it has ended, if one was open."""
+        producer_id, epoch = header.producer_id, header.producer_epoch
+        producer = self._producers.pop(producer_id, None)
         batches: tuple[ProducerBatch, ...] = ()
-        if producer is not None and producer.epoch == header.producer_epoch:
-            batches = producer.batches
-        if header.base_sequence != NO_SEQUENCE:  # a transaction's marker has none: it only moves the epoch
-            last_offset = first_offset + header.last_offset_delta
-            batch = ProducerBatch(header.base_sequence, header.last_sequence, first_offset, last_offset)
-            batches = (*batches[-RETAINED_BATCHES + 1 :], batch)
-        self._producers[header.producer_id] = Producer(header.producer_epoch, batches, now_ms, self._time_s)
+        coordinator_epoch, open_since = NO_COORDINATOR, NO_OFFSET
+        if producer is not None:
+            coordinator_epoch, open_since = producer.coordinator_epoch, producer.open_since
+            if producer.epoch == epoch:
+                batches = producer.batches
+        last_offset = first_offset + header.last_offset_delta
+        ended = None
+        if marker is not None:
+            coordinator_epoch = marker.coordinator_epoch
+            if open_since != NO_OFFSET:
+                ended = self._end(producer_id, open_since, last_offset, marker.type is ControlType.ABORT)
+                open_since = NO_OFFSET
+        else:
+            if header.base_sequence != NO_SEQUENCE:
+                batch = ProducerBatch(header.base_sequence, header.last_sequence, first_offset, last_offset)
+                batches = (*batches[-RETAINED_BATCHES + 1 :], batch)
+            if header.is_transactional and not header.is_control and open_since == NO_OFFSET:
+                self._open[producer_id] = open_since = first_offset
+        self._producers[producer_id] = Producer(epoch, batches, now_ms, self._time_s, coordinator_epoch, open_since)
+        if producer is None and len(self._producers) >= self._full_at:
+            self.forget_oldest(MOST_PRODUCERS)
+        return ended
+
+    def forget_oldest(self, most: int) -> None:
+        """Leave at most `most` producers, and a tenth less, so that this is rare: those that wrote last, and those with
+        open transactions."""
+        surplus = len(self._producers) - (most - most // 10)
+        idle = (i for i, producer in self._producers.items() if producer.open_since == NO_OFFSET)
+        for producer_id in list(islice(idle, max(surplus, 0))):
+            del self._producers[producer_id]
+        self._full_at = max(MOST_PRODUCERS + 1, len(self._producers) + MOST_PRODUCERS // 10)
+
+    def _end(self, producer_id: int, first_offset: int, last_offset: int, is_aborted: bool) -> EndedTransaction:
+        del self._open[producer_id]
+        while self._unreplicated and self._unreplicated[-1][1] >= first_offset:
+            self._unreplicated.pop()
+        self._unreplicated.append((last_offset, first_offset))
+        stable = next(iter(self._open.values()), last_offset + 1)
+        return EndedTransaction(producer_id, first_offset, last_offset, is_aborted, stable)
+
+    def last_stable_offset(self, high_watermark: int) -> int:
+        """The offset below which every transaction is decided, its marker replicated; at most `high_watermark`."""
+        stable = min(next(iter(self._open.values()), high_watermark), high_watermark)
+        for marker, oldest in self._unreplicated:
+            if marker >= high_watermark:
+                return min(stable, oldest)
+        return stable
+
+    def forget_replicated(self, high_watermark: int) -> None:
+        """The markers below `high_watermark` are replicated."""
+        while self._unreplicated and self._unreplicated[0][0] < high_watermark:
+            self._unreplicated.popleft()
+
+    def has_late_transaction(self, since_ms: int) -> bool:
+        """Whether a transaction is open whose producer has written nothing since this wall time. For metrics: wall
+        times decide nothing."""
+        return any(self._producers[producer_id].last_seen_ms < since_ms for producer_id in self._open)
+
+    @property
+    def has_transactions(self) -> bool:
+        """Whether a transaction is open or has ended here, as far as its producer is known."""
+        return bool(self._open) or any(p.coordinator_epoch != NO_COORDINATOR for p in self._producers.values())
+
+    def keep_unreplicated(self, before: ProducerState, offset: int) -> None:
+        """Take over the markers below `offset` of the state before a truncation to `offset`."""
+        self._unreplicated = deque(entry for entry in before._unreplicated if entry[0] < offset)
 
     def reaches(self, offset: int) -> bool:
         """Whether some of this comes, or may come, from `offset` or later."""
-        return any(not p.batches or p.batches[-1].last_offset >= offset for p in self._producers.values())
+        return any(
+            not p.batches or p.batches[-1].last_offset >= offset or p.coordinator_epoch != NO_COORDINATOR
+            for p in self._producers.values()
+        )
 
     def below(self, offset: int) -> list[tuple[int, Producer]]:
         """Return the state that batches before `offset` have left, for a replica whose log begins there. Of more than
         MOST_TOLD producers, return those that wrote last."""
         found = [
-            (producer_id, producer._replace(batches=batches))
+            (producer_id, producer._replace(batches=batches, open_since=NO_OFFSET))
             for producer_id, producer in self._producers.items()
             if (batches := tuple(b for b in producer.batches if b.last_offset < offset)) or not producer.batches
         ]
@@ -177,7 +343,9 @@ class ProducerState:
 
     def forget_unseen_for(self, seconds: float) -> None:
         since_s = self._time_s - seconds - LONGEST_STEP_S  # since it may have been seen at the end of the step
-        self._producers = {i: p for i, p in self._producers.items() if p.last_seen_s >= since_s}
+        self._producers = {
+            i: p for i, p in self._producers.items() if p.last_seen_s >= since_s or p.open_since != NO_OFFSET
+        }
 
     def capture(self) -> list[tuple[int, Producer]]:
         """A picture of now, for `encode_snapshot` in another thread."""
@@ -187,6 +355,8 @@ class ProducerState:
     def restore(cls, captured: Iterable[tuple[int, Producer]]) -> ProducerState:
         state = cls()
         state._producers.update((i, producer._replace(last_seen_s=0.0)) for i, producer in captured)
+        opened = sorted((p.open_since, i) for i, p in state._producers.items() if p.open_since != NO_OFFSET)
+        state._open.update((i, first_offset) for first_offset, i in opened)
         return state
 
 
@@ -197,12 +367,13 @@ def _last_offset(known: tuple[int, Producer]) -> int:
 
 def encode_snapshot(captured: Iterable[tuple[int, Producer]]) -> bytes:
     entries: list[bytes] = []
-    for producer_id, (epoch, batches, last_seen_ms, _) in captured:
+    for producer_id, (epoch, batches, last_seen_ms, _, coordinator_epoch, open_since) in captured:
         for first_sequence, last_sequence, first_offset, last_offset in batches or (_NO_BATCH,):
             delta = last_offset - first_offset
             assert first_sequence == NO_SEQUENCE or (first_sequence + delta) % _SEQUENCES == last_sequence
+            transaction = coordinator_epoch, open_since
             entries.append(
-                _SNAPSHOT_ENTRY.pack(producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, -1, -1)
+                _SNAPSHOT_ENTRY.pack(producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, *transaction)
             )
     body = b"".join(entries)
     count = struct.pack(">i", len(entries))
@@ -223,11 +394,12 @@ def decode_snapshot(data: bytes) -> list[tuple[int, Producer]]:
         raise InvalidSnapshot(f"{count} entries in {len(data)} bytes")
     producers: dict[int, Producer] = {}
     for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEADER.size :]):
-        producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, _, _ = fields
+        producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, coordinator_epoch, open_since = fields
         known = producers.get(producer_id)
         batches = known.batches if known is not None and known.epoch == epoch else ()
         if last_sequence != NO_SEQUENCE:
             first_sequence = (last_sequence - delta) % _SEQUENCES
             batches = (*batches, ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset))
-        producers[producer_id] = Producer(epoch, batches[-RETAINED_BATCHES:], last_seen_ms)
+        kept = batches[-RETAINED_BATCHES:]
+        producers[producer_id] = Producer(epoch, kept, last_seen_ms, 0.0, coordinator_epoch, open_since)
     return list(producers.items())

@@ -2,21 +2,33 @@
 
 A search may read the headers of a whole segment, so it comes in steps of 0.1 ms, between which other work can be done.
 Its result was right when the search began, or later. Every search raises BrokerError as the methods of `Log` do.
+
+A stored batch of a few bytes may have a million records. Their timestamps are looked at in steps as well, without the
+rest of the records; a step that would decompress or decode much yields a call instead, to be made in a thread.
 """
 
-from collections.abc import Callable, Generator, Iterable
-from typing import TypeVar
+from collections.abc import Callable, Generator, Iterator
+from functools import partial
+from typing import Any, TypeVar
 
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.segment import Segment
-from minibroker.protocol.records import NO_TIMESTAMP, BatchHeader, CorruptRecord, decode_batch, validate_batch
+from minibroker.protocol.records import HEADER_SIZE, NO_TIMESTAMP, BatchHeader, CorruptRecord, validate_batch
+from minibroker.protocol.records.compression import Compression, may_exceed
+from minibroker.protocol.records.times import record_times
 
 _STEP = 64
 """Batch headers that are read in one step, at a microsecond each."""
 
+_RECORDS_STEP = 512
+"""Records that are looked at in one step, at up to a microsecond each."""
+_QUICK_BYTES = 128 << 10
+"""The size of a body, decompressed, that is read within a step."""
+
 T = TypeVar("T")
 
-Steps = Generator[None, None, T]
+Steps = Generator[Callable[[], Any] | None, Any, T]
+"""If a step yields a call, its result may be sent; otherwise, the next step makes the call."""
 Search = Steps[tuple[int, int] | None]
 """The steps of a search that returns the timestamp and offset of a record."""
 
@@ -74,9 +86,9 @@ def _past_emptied(log: Log, offset: int, up_to_offset: int) -> Steps[int]:
             if header.records_count:
                 return found
             if number % _STEP == 0:
-                yield
+                yield None
                 _require_unchanged(log, segment, cuts)
-        yield  # each of many segments may hold a single batch
+        yield None  # each of many segments may hold a single batch
     return found
 
 
@@ -91,11 +103,14 @@ def _first_since(log: Log, timestamp_ms: int, up_to_offset: int) -> Search:
                 return None
             is_young = header.max_timestamp >= timestamp_ms
             if is_young:
-                for timestamp, offset in _times(log, segment, position, header):
+                times = yield from _times(log, segment, position, header)
+                for looked_at, (timestamp, offset) in enumerate(times, 1):
                     if timestamp >= timestamp_ms and offset >= start:
                         return (timestamp, offset) if offset < up_to_offset else None
+                    if looked_at % _RECORDS_STEP == 0:
+                        yield None
             if is_young or number % _STEP == 0:
-                yield
+                yield None
                 _require_unchanged(log, segment, cuts)
     return None
 
@@ -125,35 +140,66 @@ def _newest_in(log: Log, segment: Segment, start: int, end: int, cuts: int) -> S
     for number, (position, header) in enumerate(segment.newest_batches(start, end), 1):
         if header.base_offset < start or header.last_offset >= end:
             # Its largest timestamp may be that of a record outside of the range.
-            newest = max(newest, _newest_of(log, segment, position, header, start, end))
+            newest = max(newest, (yield from _newest_of(log, segment, position, header, start, end)))
+            _require_unchanged(log, segment, cuts)
         elif header.records_count and (best is None or header.max_timestamp > best[1].max_timestamp):
             best = position, header
         if number % _STEP == 0:
-            yield
+            yield None
             _require_unchanged(log, segment, cuts)
     if best is not None:
-        newest = max(newest, _newest_of(log, segment, *best, start, end))
+        newest = max(newest, (yield from _newest_of(log, segment, *best, start, end)))
+        _require_unchanged(log, segment, cuts)
     segment.newest = (start, end), newest
     return newest
 
 
-def _newest_of(log: Log, segment: Segment, position: int, header: BatchHeader, start: int, end: int) -> tuple[int, int]:
-    """Return the largest timestamp of a batch's records from `start` to below `end`, and the first offset that has it,
+def _newest_of(
+    log: Log, segment: Segment, position: int, header: BatchHeader, start: int, end: int
+) -> Steps[tuple[int, int]]:
+    """Find the largest timestamp of a batch's records from `start` to below `end`, and the first offset that has it,
     negated."""
-    records = [
-        (timestamp, -offset) for timestamp, offset in _times(log, segment, position, header) if start <= offset < end
-    ]
-    return max(records, default=(NO_TIMESTAMP, 0))
+    newest = (NO_TIMESTAMP, 0)
+    times = yield from _times(log, segment, position, header)
+    for number, (timestamp, offset) in enumerate(times, 1):
+        if timestamp > newest[0] and start <= offset < end:
+            newest = timestamp, -offset
+        if number % _RECORDS_STEP == 0:
+            yield None
+    return newest
 
 
-def _times(log: Log, segment: Segment, position: int, header: BatchHeader) -> Iterable[tuple[int, int]]:
-    """Return timestamp and offset of each record of a batch. Raises OSError, CorruptRecord."""
+def _times(log: Log, segment: Segment, position: int, header: BatchHeader) -> Steps[Iterator[tuple[int, int]]]:
+    """Return an iterator over timestamp and offset of each record of a batch. Raises OSError, CorruptRecord."""
     data = segment.file.pread(header.size, position)
     validate_batch(data, header)
+    # The broker checked only the header when its producer sent it, so the records may be malformed. Consumers will
+    # notice; a log with other producers must not stop answering because of it.
+    claimed = header.max_timestamp, max(header.base_offset, log.log_start_offset)
+    read = partial(_read_times, data, header, claimed)
+    times: Iterator[tuple[int, int]] | None = None
+    if _takes_long(data, header):
+        times = yield read
+    return read() if times is None else times
+
+
+def _read_times(data: bytes, header: BatchHeader, claimed: tuple[int, int]) -> Iterator[tuple[int, int]]:
     try:
-        batch = decode_batch(data, header, check_crc=False)
+        return _or_claimed(record_times(data, header), claimed)
     except CorruptRecord:
-        # The broker checked only the header when its producer sent it, so the records may be malformed. Consumers will
-        # notice; a log with other producers must not stop answering because of it.
-        return [(header.max_timestamp, max(header.base_offset, log.log_start_offset))]
-    return zip(batch.timestamps, batch.offsets, strict=True)
+        return iter((claimed,))
+
+
+def _or_claimed(times: Iterator[tuple[int, int]], claimed: tuple[int, int]) -> Iterator[tuple[int, int]]:
+    try:
+        yield from times
+    except CorruptRecord:
+        yield claimed
+
+
+def _takes_long(data: bytes, header: BatchHeader) -> bool:
+    """Whether to read the batch in a thread."""
+    if header.records_count > _RECORDS_STEP or header.size > _QUICK_BYTES:
+        return True
+    codec = header.compression
+    return codec is not Compression.NONE and may_exceed(codec, memoryview(data)[HEADER_SIZE:], _QUICK_BYTES)

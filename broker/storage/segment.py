@@ -17,7 +17,9 @@ import re
 from collections.abc import Iterator, Sequence
 from typing import NamedTuple
 
-from minibroker.broker.storage.index import (
+from minibroker.broker.storage.indexes import aborted_index
+from minibroker.broker.storage.indexes.aborted_index import AbortedIndex
+from minibroker.broker.storage.indexes.index import (
     OFFSET_INDEX,
     TIME_INDEX,
     Entry,
@@ -32,7 +34,9 @@ from minibroker.protocol.records import (
     BatchHeader,
     Buffer,
     CorruptRecord,
+    EndTransactionMarker,
     check_header,
+    decode_control_batch,
     parse_header,
 )
 from minibroker.protocol.world import Disk
@@ -89,6 +93,7 @@ class Segment:
         self._directory = directory
         self._offset_index: SparseIndex | StoredIndex = SparseIndex(OFFSET_INDEX)
         self._time_index: SparseIndex | StoredIndex = SparseIndex(TIME_INDEX)
+        self.aborted = AbortedIndex()
         self._known: dict[int, int] = {base_offset: 0}
         self._distrusted: set[Layout] = set()
         """Index files that were found to be damaged."""
@@ -108,6 +113,7 @@ class Segment:
         for index in (segment._offset_index, segment._time_index):
             assert isinstance(index, SparseIndex)
             index.in_step = undisturbed and not disk.exists(segment._index_path(index.layout))
+        segment.aborted.in_step = undisturbed and not disk.exists(segment._path_of(aborted_index.SUFFIX))
         return segment
 
     @property
@@ -175,6 +181,7 @@ class Segment:
         self.cut(position)
         self._first_timestamp = self.newest = None
         self._known = {self.base_offset: 0}
+        self.aborted.keep_below(offset)
         try:
             self._load_indexes()
         except InvalidIndex:
@@ -195,8 +202,8 @@ class Segment:
         self.file.close()
 
     def remove_files(self) -> None:
-        for suffix in (OFFSET_INDEX.suffix, TIME_INDEX.suffix, LOG_SUFFIX):
-            path = f"{self._directory}/{file_name(self.base_offset, suffix)}"
+        for suffix in (OFFSET_INDEX.suffix, TIME_INDEX.suffix, aborted_index.SUFFIX, LOG_SUFFIX):
+            path = self._path_of(suffix)
             if self._disk.exists(path):
                 self._disk.remove(path)
 
@@ -228,6 +235,10 @@ class Segment:
     def first_offset_at(self, position: int) -> int:
         """The base offset of the batch there. `position` is one that `resume` has returned, or 0."""
         return self.base_offset if position == 0 else parse_header(self.file.pread(HEADER_SIZE, position)).base_offset
+
+    def marker_at(self, position: int, header: BatchHeader) -> EndTransactionMarker:
+        """The content of the control batch there."""
+        return decode_control_batch(self.file.pread(header.size, position), header)
 
     def _index_agrees(self, offsets: SparseIndex) -> bool:
         """Whether the batch of the last entry is where the index says."""
@@ -288,8 +299,26 @@ class Segment:
             raise InvalidIndex(f"there is no {path}")
         return SparseIndex.decode(layout, self._disk.read_file(path))
 
+    def load_aborted(self, below: int) -> None:
+        """Read the aborted transactions with markers below `below`, up to which the file is complete. Raises
+        InvalidIndex."""
+        path = self._path_of(aborted_index.SUFFIX)
+        if self._disk.exists(path):
+            self.aborted = AbortedIndex.decode(self._disk.read_file(path), below)
+
+    def store_aborted(self) -> None:
+        """Replace the file of aborted transactions, which the recovery point is past already: a torn write would leave
+        an incomplete file that looks whole. Raises OSError."""
+        path = self._path_of(aborted_index.SUFFIX)
+        if len(self.aborted) or self._disk.exists(path):
+            self._disk.write_atomically(path, self.aborted.encode())
+        self.aborted.all_stored()
+
     def _index_path(self, layout: Layout) -> str:
-        return f"{self._directory}/{file_name(self.base_offset, layout.suffix)}"
+        return self._path_of(layout.suffix)
+
+    def _path_of(self, suffix: str) -> str:
+        return f"{self._directory}/{file_name(self.base_offset, suffix)}"
 
     @property
     def stored(self) -> bool:
@@ -300,12 +329,18 @@ class Segment:
         """Return the writes that the index files lack, the time index first: an entry of the offset index implies that
         the time index's entries up to there are in its file. So entries of the offset index that were cut go first.
         Without `all_entries`, return nothing unless a file may hold entries that were cut: those must be gone before
-        the recovery point passes them. `IndexWrite.carry_out` may run in another thread, one after the other."""
-        offsets, times = self._offset_index, self._time_index
+        the recovery point passes them. Aborted transactions are always written: readers below the recovery point rely
+        on the file. `IndexWrite.carry_out` may run in another thread, one after the other."""
+        offsets, times, aborted = self._offset_index, self._time_index, self.aborted
+        writes: list[IndexWrite] = []
+        if not aborted.is_written:
+            path = self._path_of(aborted_index.SUFFIX)
+            if len(aborted) or self._disk.exists(path):
+                writes.append(IndexWrite(path, aborted.stored, aborted.encode(aborted.stored), aborted))
+            aborted.in_step = not writes
         known = [index for index in (offsets, times) if isinstance(index, SparseIndex)]
         if not all_entries and all(index.in_step for index in known):
-            return []
-        writes: list[IndexWrite] = []
+            return writes
         if isinstance(offsets, SparseIndex) and not offsets.in_step:
             writes.append(self._write_of(offsets, b""))
         if isinstance(times, SparseIndex) and (times.stored < len(times) or not times.in_step):
@@ -504,11 +539,16 @@ class IndexWrite(NamedTuple):
     path: str
     first: int
     data: bytes
-    source: SparseIndex
+    source: SparseIndex | AbortedIndex
+
+    @property
+    def is_relied_on(self) -> bool:
+        """Whether a start takes a missing file for an empty index."""
+        return isinstance(self.source, AbortedIndex)
 
     def carry_out(self, disk: Disk) -> None:
         """Write, cut what comes after, and make it durable. Raises OSError. Runs in any thread."""
-        position = self.first * self.source.layout.entry.size
+        position = self.first * self.source.entry_size
         file = disk.open(self.path, create=True)
         try:
             if self.data:
@@ -520,5 +560,5 @@ class IndexWrite(NamedTuple):
 
     def carried_out(self) -> None:
         """The file holds these entries, and the index has only grown since they were taken."""
-        self.source.stored = self.first + len(self.data) // self.source.layout.entry.size
+        self.source.stored = self.first + len(self.data) // self.source.entry_size
         self.source.in_step = True

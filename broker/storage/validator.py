@@ -4,6 +4,11 @@ A batch that no reader accepts must not be acknowledged: its records may take MA
 headers MAX_HEADERS_BYTES. A few kilobytes can hold more than that, but decompressing every batch, as Kafka does, would
 cost more than all other work on it. So a batch is decompressed, in a worker thread, only if its size and the frames of
 its codec leave open whether it is larger than MAX_HEADERS_BYTES (`may_exceed`, a few microseconds).
+
+For the same reason the records are neither read nor counted, and consumers would stop at a batch that they cannot read,
+until they seek past it. Only what costs nothing is refused: a body that does not begin as its header says
+(`check_beginning`), and one that is decompressed for another reason and cannot be. There is one exception: a batch of
+70 bytes may claim a million records. If a header claims more records than the body has bytes, they are counted.
 """
 
 from collections.abc import Sequence
@@ -11,11 +16,11 @@ from enum import IntEnum
 from itertools import islice
 from struct import Struct
 
-from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.indexes.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import MAX_RECORD_ERRORS, ProduceRecordError
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.records import (
     HEADER_SIZE,
     LIMIT,
@@ -25,13 +30,17 @@ from minibroker.protocol.records import (
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
     MAX_HEADERS_BYTES,
+    MAX_TIMESTAMP_MS,
     NO_TIMESTAMP,
     BatchHeader,
     Buffer,
     CorruptRecord,
     InvalidRecord,
     RecordsTooLarge,
+    check_beginning,
+    check_count,
     check_size,
+    claims_much,
     decode_batch,
     parse_header,
     validate_batch,
@@ -63,8 +72,11 @@ _QUICK_RECORDS = 1_000
 _QUICK_COMPRESSED_BYTES = 16 << 10
 """Bytes that are checked within one slice of the event loop."""
 
-_LENGTH_AND_ATTRIBUTES = Struct(">8xi9xh").unpack_from
-"""The length and attributes of a batch (`records.header`)."""
+_length_of = Struct(">8xi").unpack_from
+"""The length of a batch (`records.header`)."""
+
+_size_of = Struct(">8xi4xb4xh34xi").unpack_from
+"""The length, magic, attributes and number of records of a batch (`records.header`)."""
 
 _form_of = Struct(">8xi4xb4xh4xqq").unpack_from
 """The length, magic, attributes, base and largest timestamp of a batch (`records.header`)."""
@@ -100,7 +112,7 @@ class Looked(IntEnum):
 
     NOT = 0
     SIZE = 1
-    """Readers take so much."""
+    """Readers take so much, and the body may hold as many records as the header claims."""
     RECORDS = 2
     """And each is as the topic wants it."""
 
@@ -119,11 +131,13 @@ def takes_long(records: Buffer, config: LogConfig, looked: Looked = Looked.NOT) 
 def _size_takes_long(records: Buffer) -> bool:
     position, end = 0, len(records)
     while position + HEADER_SIZE <= end:
-        length, attributes = _LENGTH_AND_ATTRIBUTES(records, position)
+        length, magic, attributes, count = _size_of(records, position)
         size = LENGTH_END + length
         if not HEADER_SIZE <= size <= end - position:
             break  # for `read_headers` to refuse
         if _may_be_too_large(records, attributes, position, size):
+            return True
+        if count > _QUICK_RECORDS and claims_much(magic, attributes, size, count):
             return True
         position += size
     return False
@@ -159,8 +173,23 @@ def _records_take_long(records: Buffer) -> bool:
     return False
 
 
+def check_one_batch(records: Buffer, partition: TopicPartition) -> None:
+    """Raise BrokerError(INVALID_RECORD) if a second batch follows the first, as Kafka does since version 3 of Produce
+    (`ProduceRequest.validateRecords`). A batch takes 70 bytes, and as much work as one of a megabyte."""
+    if len(records) < HEADER_SIZE:
+        return  # `read_headers` reports it
+    size = LENGTH_END + _length_of(records)[0]
+    if HEADER_SIZE <= size < len(records):
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"{partition}: {len(records) - size} bytes follow the batch of {size} bytes: a Produce request has one "
+            f"batch for each partition, so send the next one in another request",
+        )
+
+
 def read_headers(records: Buffer, partition: TopicPartition) -> list[BatchHeader]:
-    """The headers of the batches of a record set, at least one, each with the right CRC.
+    """The headers of the batches of a record set, at least one, each with the right CRC. In an internal topic, a batch
+    with a producer id needs no sequence: a coordinator wrote it for the producer.
 
     Raises BrokerError CORRUPT_MESSAGE, INVALID_RECORD, MESSAGE_TOO_LARGE.
     """
@@ -174,7 +203,7 @@ def read_headers(records: Buffer, partition: TopicPartition) -> list[BatchHeader
                 raise InvalidRecord(f"records of magic {magic}, which is obsolete: upgrade the producer")
             header = parse_header(records, position)
             validate_batch(records, header, position, as_produced=True)
-            validate_produced(header)
+            validate_produced(header, has_sequence=partition.topic not in INTERNAL_TOPICS)
         except RecordsTooLarge as error:
             raise _too_large(partition, error) from error
         except CorruptRecord as error:
@@ -215,11 +244,13 @@ def check_acceptable(
                 ErrorCode.MESSAGE_TOO_LARGE,
                 f"a batch of {header.size} bytes for {partition}, whose max.message.bytes is {largest}",
             )
-        if not (-LIMIT <= header.base_timestamp <= LIMIT and -LIMIT <= header.max_timestamp <= LIMIT):
+        # If the log replaces the timestamps, readers do not see those of the producer.
+        most = LIMIT if config.log_append_time else MAX_TIMESTAMP_MS
+        if not (-most <= header.base_timestamp <= most and -most <= header.max_timestamp <= most):
             raise BrokerError(
                 ErrorCode.INVALID_TIMESTAMP,
-                f"{partition}: base {header.base_timestamp} ms, largest {header.max_timestamp} ms; "
-                f"allowed are {-LIMIT} to {LIMIT}",
+                f"{partition}: timestamps from {header.base_timestamp} to {header.max_timestamp} ms, allowed are "
+                f"{-most} to {most}: give milliseconds since 1970, not microseconds or nanoseconds",
             )
         if looked < look_needed(config):
             _look(records, header, position, partition, config, now_ms)
@@ -238,12 +269,32 @@ def _look(
     try:
         if config.looks_at_records:
             _check_records(records, header, position, partition, config, now_ms)
-        elif _may_be_too_large(records, header.attributes, position, header.size):
-            check_size(records, header, position)
+            return
+        _check_body(records, header, position, partition)
     except RecordsTooLarge as error:
         raise _too_large(partition, error) from error
     except CorruptRecord as error:
         raise BrokerError(ErrorCode.CORRUPT_MESSAGE, f"{partition}: {error}") from error
+
+
+def _check_body(records: Buffer, header: BatchHeader, position: int, partition: TopicPartition) -> None:
+    """Look at as much of the body as costs little, or must be looked at for its size. Raises RecordsTooLarge and
+    BrokerError."""
+    try:
+        if header.records_count:
+            check_beginning(records, header, position)
+        if _may_be_too_large(records, header.attributes, position, header.size):
+            check_size(records, header, position)
+        if claims_much(header.magic, header.attributes, header.size, header.records_count):
+            check_count(records, header, position)
+    except RecordsTooLarge:
+        raise
+    except CorruptRecord as error:  # the producer made it so, and another attempt would be the same
+        raise BrokerError(
+            ErrorCode.INVALID_RECORD,
+            f"{partition}: a batch of {header.size} bytes claims {header.records_count} records, which it does not "
+            f"hold ({error}): no consumer could read it, so encode the records again",
+        ) from error
 
 
 def _too_large(partition: TopicPartition, error: RecordsTooLarge) -> BrokerError:
@@ -266,6 +317,14 @@ def _check_records(
         reason = "a record without a key, and the topic is compacted"
         errors = [ProduceRecordError(index, reason) for index in islice(without, MAX_RECORD_ERRORS)]
         raise RefusedRecords(ErrorCode.INVALID_RECORD, f"{partition}: {reason}: give each record a key", errors)
+    if not config.log_append_time:
+        latest = batch.base_timestamp + max(batch.timestamp_deltas)
+        if latest > MAX_TIMESTAMP_MS:
+            raise BrokerError(
+                ErrorCode.INVALID_TIMESTAMP,
+                f"{partition}: a timestamp of {latest} ms, allowed are up to {MAX_TIMESTAMP_MS}: give milliseconds "
+                "since 1970, not microseconds or nanoseconds",
+            )
     if config.limits_times and not config.log_append_time:
         problems = ((index, _time_problem(time, config, now_ms)) for index, time in enumerate(batch.timestamps))
         wrong = (ProduceRecordError(index, problem) for index, problem in problems if problem is not None)

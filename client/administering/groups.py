@@ -6,26 +6,20 @@ has a request of its own, several at a time, so that each has its own answer or 
 
 from __future__ import annotations
 
-import asyncio
-from collections.abc import Awaitable, Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from typing import NamedTuple, TypeVar
 
-from minibroker.client.administering.requests import AdminRequests, BrokerDescription
-from minibroker.client.cluster.connections import OVERDUE_S
+from minibroker.client.administering.requests import AdminRequests, of_each
 from minibroker.client.cluster.coordinators import Coordinator
-from minibroker.client.errors import BrokersFailed, InvalidSetting, PartialFailure
-from minibroker.client.settings import Address, check_choice, check_text
+from minibroker.client.errors import InvalidSetting, PartialFailure
+from minibroker.client.settings import check_choice, check_text
 from minibroker.client.shown import shown
 from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, assigned_partitions, subscribed_topics
-from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
-
-T = TypeVar("T")
-
-_AT_A_TIME = 32
 
 GROUP_STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
 """Kafka's names. "Empty" groups have committed offsets and no members."""
@@ -91,39 +85,19 @@ def check_states(states: Iterable[str] | None) -> list[str]:
 async def list_groups(requests: AdminRequests, states: Iterable[str] | None) -> list[GroupListing]:
     """See `Admin.list_groups`."""
     request = g.ListGroupsRequest(check_states(states))
-    retries = requests.retries()
-    while True:
-        # All brokers each time, since the groups of a broker that failed have moved to others.
-        brokers = (await requests.cluster()).brokers
-        timeout_s = min(OVERDUE_S * 2.0**retries.failures, requests.runtime.request_timeout_s)
-        answers = await asyncio.gather(*(_listed_by(requests, each, request, timeout_s) for each in brokers))
-        by_broker = {broker.id: answer for broker, answer in zip(brokers, answers, strict=True)}
-        found = {broker: answer for broker, answer in by_broker.items() if isinstance(answer, list)}
-        errors = {broker: answer for broker, answer in by_broker.items() if isinstance(answer, MinibrokerError)}
-        if not errors:
-            return sorted({each.group: each for groups in found.values() for each in groups}.values())
-        is_final = any(isinstance(error, BrokerError) and not error.retriable for error in errors.values())
-        if is_final or not await retries.pause("not all brokers answered"):
-            raise BrokersFailed(errors, found)
 
+    def listed(response: g.ListGroupsResponse) -> list[GroupListing]:
+        if response.error_code != ErrorCode.NONE:
+            raise BrokerError(error_of(response.error_code), LIST_GROUPS.name)
+        return [GroupListing(each.group_id, each.protocol_type, each.group_state) for each in response.groups]
 
-async def _listed_by(
-    requests: AdminRequests, broker: BrokerDescription, request: g.ListGroupsRequest, timeout_s: float
-) -> list[GroupListing] | MinibrokerError:
-    """Return the groups that this broker coordinates, or its error."""
-    try:
-        connection = await requests.runtime.connection_soon(Address(broker.host, broker.port))
-        response = await connection.request(LIST_GROUPS, request, timeout_s=timeout_s)
-    except (NetworkError, BrokerError, InvalidMessage) as error:
-        return error
-    if response.error_code != ErrorCode.NONE:
-        return BrokerError(error_of(response.error_code), LIST_GROUPS.name)
-    return [GroupListing(each.group_id, each.protocol_type, each.group_state) for each in response.groups]
+    found = await requests.at_all_brokers(LIST_GROUPS, request, listed)
+    return sorted({each.group: each for groups in found.values() for each in groups}.values())
 
 
 async def describe_groups(requests: AdminRequests, groups: Iterable[str]) -> dict[str, GroupDescription]:
     """See `Admin.describe_groups`."""
-    results, errors = await _of_each(groups, lambda group: describe(requests, group))
+    results, errors = await of_each(check_groups("groups", groups), lambda group: describe(requests, group))
     if errors:
         raise GroupErrors(errors, results)
     return results
@@ -131,34 +105,9 @@ async def describe_groups(requests: AdminRequests, groups: Iterable[str]) -> dic
 
 async def delete_groups(requests: AdminRequests, groups: Iterable[str]) -> None:
     """See `Admin.delete_groups`."""
-    _, errors = await _of_each(groups, lambda group: _delete(requests, group))
+    _, errors = await of_each(check_groups("groups", groups), lambda group: _delete(requests, group))
     if errors:
         raise GroupErrors(errors)
-
-
-async def _of_each(
-    groups: Iterable[str], ask: Callable[[str], Awaitable[T]]
-) -> tuple[dict[str, T], dict[str, MinibrokerError]]:
-    """Return the result of `ask` for each group, and the errors of the others."""
-    asked = check_groups("groups", groups)
-    results: dict[str, T] = {}
-    errors: dict[str, MinibrokerError] = {}
-    free = asyncio.Semaphore(_AT_A_TIME)
-
-    async def one(group: str) -> None:
-        async with free:
-            try:
-                results[group] = await ask(group)
-            except (NetworkError, BrokerError, InvalidMessage) as error:
-                errors[group] = error
-
-    async with asyncio.TaskGroup() as tasks:
-        for group in asked:
-            tasks.create_task(one(group))
-    return (
-        {group: results[group] for group in asked if group in results},
-        {group: errors[group] for group in asked if group in errors},
-    )
 
 
 async def describe(requests: AdminRequests, group: str) -> GroupDescription:

@@ -6,15 +6,16 @@ The loops need not look at the client's state: `close` cancels the calls that ar
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from typing import NamedTuple, Protocol, TypeVar
 
-from minibroker.client.cluster.connections import Purpose
-from minibroker.client.cluster.coordinators import Coordinators
+from minibroker.client.cluster.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.coordinators import Coordinators, KeyType
 from minibroker.client.cluster.retries import Retries
 from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.errors import BrokersFailed
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA, Api
@@ -32,10 +33,14 @@ from minibroker.protocol.model import NO_CONTROLLER
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
+T = TypeVar("T")
 
 KNOWN_WITHIN_S = 3.0
 """Brokers have this long to learn of a new topic. The call that created it returns without the others."""
 _FIRST_LOOK_S = 0.005
+
+AT_A_TIME = 32
+"""Groups or transactional ids of one call that are asked about at a time."""
 
 FORWARDER_PATIENCE_S = 5.0
 """Wait this long for a broker that forwards a request to the controller, then ask another: the broker may hang or be
@@ -92,6 +97,7 @@ class AdminRequests:
         self.runtime = runtime
         self.timeout_s = timeout_s
         self.coordinators = Coordinators(runtime)
+        self.transaction_coordinators = Coordinators(runtime, key_type=KeyType.TRANSACTION)
         self._failed_at: dict[str, float] = {}
         """When a broker last could not be reached or failed a request, by `Connection.address`."""
 
@@ -137,6 +143,40 @@ class AdminRequests:
                 if not await retries.pause(error):
                     hint = "" if address is None else ": see `minibroker status`"  # `request_any` gives its own hint
                     raise type(error)(f"{error}{hint}") from error
+
+    async def at_all_brokers(
+        self, api: Api[Request, Response], body: Request, content: Callable[[Response], T]
+    ) -> dict[int, T]:
+        """Ask all live brokers until each has answered. Return the content of their answers, by broker. `content`
+        raises BrokerError for an error in an answer.
+
+        Raises BrokersFailed with the content of the others, NetworkError if no broker can be reached at all."""
+
+        async def ask(broker: BrokerDescription, timeout_s: float) -> T | MinibrokerError:
+            try:
+                connection = await self.runtime.connection_soon(Address(broker.host, broker.port))
+                return content(await connection.request(api, body, timeout_s=timeout_s))
+            except (NetworkError, BrokerError, InvalidMessage) as error:
+                return error
+
+        retries = self.retries()
+        while True:
+            # All brokers each time, since what a broker that failed coordinated has moved to others.
+            brokers = (await self.cluster()).brokers
+            timeout_s = min(OVERDUE_S * 2.0**retries.failures, self.runtime.request_timeout_s)
+            answers = await asyncio.gather(*(ask(each, timeout_s) for each in brokers))
+            found: dict[int, T] = {}
+            errors: dict[int, MinibrokerError] = {}
+            for broker, answer in zip(brokers, answers, strict=True):
+                if isinstance(answer, MinibrokerError):
+                    errors[broker.id] = answer
+                else:
+                    found[broker.id] = answer
+            if not errors:
+                return found
+            is_final = any(isinstance(error, BrokerError) and not error.retriable for error in errors.values())
+            if is_final or not await retries.pause("not all brokers answered"):
+                raise BrokersFailed(errors, found)
 
     async def is_reachable(self, address: Address) -> bool:
         try:
@@ -204,6 +244,7 @@ class AdminRequests:
                 last_error = error
                 silences += isinstance(error, RequestTimedOut)
                 self._note_failure(connection)
+                self._suspect(connection)
             except BrokerError as error:
                 last_error = error
                 self._note_failure(connection)
@@ -244,7 +285,10 @@ class AdminRequests:
             )
 
         def order(broker_id: int) -> tuple[bool, float]:
-            failed_at = self._failed_at.get(_connection_address(cluster.brokers[broker_id]), float("-inf"))
+            address = cluster.brokers[broker_id]
+            # A broker that hangs fails a look-up of metadata sooner than a request to be forwarded.
+            looked_up = self.runtime.metadata.failed_at(address)
+            failed_at = max(self._failed_at.get(_connection_address(address), looked_up), looked_up)
             return broker_id != cluster.controller_id, failed_at
 
         reasons: dict[str, None] = {}
@@ -262,6 +306,11 @@ class AdminRequests:
         if connection is not None:
             self._failed_at[connection.address] = self.runtime.clock.monotonic()
 
+    def _suspect(self, connection: Connection | None) -> None:
+        for address in self.runtime.metadata.cluster.brokers.values():
+            if connection is not None and connection.address == _connection_address(address):
+                self.runtime.metadata.suspect(address)
+
     def _is_controller(self, broker_id: int) -> bool:
         return self.runtime.metadata.cluster.controller_id in (broker_id, NO_CONTROLLER)
 
@@ -270,6 +319,31 @@ class AdminRequests:
         with suppress(TimeoutError):
             async with asyncio.timeout(retries.remaining_s):
                 await self.runtime.metadata.refreshed()
+
+
+async def of_each(
+    names: Iterable[str], ask: Callable[[str], Awaitable[T]]
+) -> tuple[dict[str, T], dict[str, MinibrokerError]]:
+    """Return the result of `ask` for each name, and the errors of the others, both in the order of the names."""
+    asked = list(dict.fromkeys(names))
+    results: dict[str, T] = {}
+    errors: dict[str, MinibrokerError] = {}
+    free = asyncio.Semaphore(AT_A_TIME)
+
+    async def one(name: str) -> None:
+        async with free:
+            try:
+                results[name] = await ask(name)
+            except (NetworkError, BrokerError, InvalidMessage) as error:
+                errors[name] = error
+
+    async with asyncio.TaskGroup() as tasks:
+        for name in asked:
+            tasks.create_task(one(name))
+    return (
+        {name: results[name] for name in asked if name in results},
+        {name: errors[name] for name in asked if name in errors},
+    )
 
 
 def _connection_address(address: Address | None) -> str:

@@ -12,6 +12,7 @@ import typer
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigEntry, ConfigErrors, ConfigResource
+from minibroker.client.cli import quotas, users
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
@@ -39,7 +40,9 @@ DefaultOption = Annotated[
     bool, typer.Option("--broker-default", help="Defaults for all brokers. A broker's own value overrides them.")
 ]
 
-app = typer.Typer(help="Show and change settings of topics and brokers.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show and change settings of topics and brokers, and quotas of users and clients.", no_args_is_help=True
+)
 
 _SOURCES = {
     ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic",
@@ -55,6 +58,12 @@ def describe(
     topic: TopicOption = None,
     broker: BrokerOption = None,
     broker_default: DefaultOption = False,
+    user: quotas.UserOption = None,
+    user_default: quotas.UserDefaultOption = False,
+    client_id: quotas.ClientIdOption = None,
+    client_id_default: quotas.ClientIdDefaultOption = False,
+    ip: quotas.IpOption = None,
+    ip_default: quotas.IpDefaultOption = False,
     every: Annotated[bool, typer.Option("--all", help="Include settings that have their default.")] = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
@@ -62,7 +71,13 @@ def describe(
 ) -> None:
     """Show the settings of a topic or broker that differ from the default, and where each is set.
 
-    Reports settings with invalid values in ZooKeeper on stderr; such a value does not apply."""
+    Reports settings with invalid values in ZooKeeper on stderr; such a value does not apply. With --user or
+    --client-id: the quotas of that user or client."""
+    entity = quotas.entity_of(user, user_default, client_id, client_id_default, ip, ip_default)
+    if entity is not None:
+        _only(topic, broker, broker_default)
+        quotas.describe(bootstrap_servers(bootstrap, data), entity, format)
+        return
     resource = _resource(topic, broker, broker_default)
     entries = run(_describe(bootstrap_servers(bootstrap, data), resource))
     shown = [e for e in entries.values() if every or e.problem or e.source is not ConfigSource.DEFAULT_CONFIG]
@@ -100,6 +115,12 @@ def alter(
     topic: TopicOption = None,
     broker: BrokerOption = None,
     broker_default: DefaultOption = False,
+    user: quotas.UserOption = None,
+    user_default: quotas.UserDefaultOption = False,
+    client_id: quotas.ClientIdOption = None,
+    client_id_default: quotas.ClientIdDefaultOption = False,
+    ip: quotas.IpOption = None,
+    ip_default: quotas.IpDefaultOption = False,
     set_: Annotated[
         list[str] | None, typer.Option("--set", metavar="NAME=VALUE", help="Set a value. May be repeated.")
     ] = None,
@@ -127,8 +148,21 @@ def alter(
     """Change settings of a topic or broker: all of the given changes, or none.
 
     They apply within moments, without a restart. Switching a topic to cleanup.policy=compact removes its records
-    without a key, as in Kafka."""
+    without a key, as in Kafka. With --user or --client-id, or both: the quotas producer_byte_rate, consumer_byte_rate
+    and request_percentage, which apply at each broker, and controller_mutation_rate. With --user:
+    SCRAM-SHA-256=[password-file=FILE] or SCRAM-SHA-512 sets a password; [] asks for it. With --ip: the quota
+    connection_creation_rate."""
+    entity = quotas.entity_of(user, user_default, client_id, client_id_default, ip, ip_default)
+    if entity is not None:
+        _only(topic, broker, broker_default)
+        if append or subtract:
+            raise UsageError("a quota is a number: give --set NAME=VALUE or --delete NAME")
+        alter = users.alter if users.are_meant(set_ or [], delete or []) else quotas.alter
+        alter(bootstrap_servers(bootstrap, data), entity, set_ or [], delete or [], validate_only, format)
+        return
     resource = _resource(topic, broker, broker_default)
+    if users.are_meant([text for text in set_ or [] if text.upper().startswith("SCRAM")], []):
+        raise UsageError("a password belongs to a user: give --user NAME")
     pairs = [("--set", ConfigChange.set, set_), ("--append", ConfigChange.append, append)]
     pairs += [("--subtract", ConfigChange.subtract, subtract)]
     changes = [
@@ -164,9 +198,16 @@ def alter(
         sys.stderr.write(f"warning: {name}: {why[:1].lower()}{why[1:]}\n")
 
 
+def _only(topic: str | None, broker: int | None, broker_default: bool) -> None:
+    if topic is not None or broker is not None or broker_default:
+        raise UsageError("give a topic or broker, or a user or client, but not both")
+
+
 def _resource(topic: str | None, broker: int | None, broker_default: bool) -> ConfigResource:
     if (topic is not None) + (broker is not None) + broker_default != 1:
-        raise UsageError("give one of --topic TOPIC, --broker ID and --broker-default")
+        raise UsageError(
+            "give one of --topic TOPIC, --broker ID, --broker-default, --user NAME, --client-id ID and --ip ADDRESS"
+        )
     if topic is not None:
         return ConfigResource.of_topic(checked_topic(topic))
     return ConfigResource.of_all_brokers() if broker is None else ConfigResource.of_broker(broker)

@@ -10,7 +10,6 @@ from typing import Annotated
 
 import typer
 
-from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GROUP_STATES, GroupErrors, GroupListing, MemberDescription, named
 from minibroker.client.cli.group_details import GroupDetails, details_of
 from minibroker.client.cli.group_resets import Reset, Shift, planned
@@ -29,16 +28,14 @@ from minibroker.client.cli.terminal.output import (
     print_json,
     print_lines,
     print_table,
-    printable,
     run,
     table_lines,
 )
 from minibroker.client.cli.terminal.start_position import StartPosition, parse_start_position
-from minibroker.client.cli.topics import checked_topic, open_admin
-from minibroker.client.errors import BrokersFailed, no_such_partition
+from minibroker.client.cli.topics import checked_topic, named_partitions, open_admin
+from minibroker.client.errors import BrokersFailed
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.words import counted, plural
+from minibroker.protocol.words import counted, plural, printable
 
 INTERVAL_S = 1.0
 
@@ -234,7 +231,7 @@ async def _plan(
     await _refuse_members(bootstrap, [group], may_be_new=True)
     async with open_admin(bootstrap) as admin:
         if topics:
-            partitions = await _partitions(admin, topics, numbers)
+            partitions = await named_partitions(admin, topics, numbers)
         else:
             partitions = list(await admin.list_group_offsets(group))
             if not partitions:
@@ -242,17 +239,6 @@ async def _plan(
                     f"group {group} has committed nothing: see `minibroker groups list`, or name a topic with --topic"
                 )
         return await planned(admin, group, partitions, target)
-
-
-async def _partitions(admin: Admin, topics: list[str], numbers: list[int] | None) -> list[TopicPartition]:
-    partitions = []
-    for name, topic in (await admin.describe_topics(topics)).items():
-        known = [each.partition for each in topic.partitions]
-        for number in sorted(set(numbers or known)):
-            if number not in known:
-                raise no_such_partition(TopicPartition(name, number), len(known))
-            partitions.append(TopicPartition(name, number))
-    return partitions
 
 
 async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: bool = False) -> None:

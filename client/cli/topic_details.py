@@ -14,6 +14,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigResource
 from minibroker.client.administering.log_dirs import LogDirDescription
 from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli.terminal import security
 from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.errors import BrokersFailed
 from minibroker.protocol.errors import MinibrokerError
@@ -21,12 +22,16 @@ from minibroker.protocol.model import ConfigSource, TopicPartition
 
 PATIENCE_MS = 3_000
 
+_Offsets = tuple[int | None, int | None, int | None]
+
 
 class PartitionDetails(NamedTuple):
     start_offset: int | None
     """None here and below: no broker answered in time."""
     end_offset: int | None
     """The offset after the last record that consumers can read."""
+    last_stable_offset: int | None
+    """The offset at which the oldest open transaction begins, or `end_offset`: read_committed consumers end here."""
     sizes: dict[int, int]
     """Bytes of each replica, by broker."""
 
@@ -38,11 +43,13 @@ async def details_of(bootstrap: str, topic: TopicDescription) -> dict[int, Parti
         if partition.leader is not None:
             led.setdefault(partition.leader, []).append(TopicPartition(topic.name, partition.partition))
     brokers = sorted({broker_id for partition in topic.partitions for broker_id in partition.replicas})
-    async with Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS) as admin:
+    async with Admin(
+        bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS, **security.chosen()
+    ) as admin:
         found = asyncio.gather(*(_offsets(admin, partitions) for partitions in led.values()))
         sizes = await _sizes(admin, topic.name, brokers)
         offsets = {partition: ends for part in await found for partition, ends in part.items()}
-    nothing: tuple[int | None, int | None] = (None, None)
+    nothing: _Offsets = (None, None, None)
     return {
         partition.partition: PartitionDetails(
             *offsets.get(partition.partition, nothing), sizes.get(partition.partition, {})
@@ -55,7 +62,9 @@ async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | No
     """Return the settings that this topic overrides. None: no broker answered in time, or ZooKeeper has invalid
     settings."""
     resource = ConfigResource.of_topic(topic)
-    async with Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS) as admin:
+    async with Admin(
+        bootstrap, client_id="minibroker-cli", default_api_timeout_ms=PATIENCE_MS, **security.chosen()
+    ) as admin:
         try:
             entries = (await admin.describe_configs([resource]))[resource]
         except MinibrokerError:
@@ -63,14 +72,21 @@ async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | No
     return {e.name: e.value for e in entries.values() if e.source is ConfigSource.DYNAMIC_TOPIC_CONFIG}
 
 
-async def _offsets(admin: Admin, partitions: list[TopicPartition]) -> dict[int, tuple[int | None, int | None]]:
-    """Return first offset and end of partitions that one broker leads."""
+async def _offsets(admin: Admin, partitions: list[TopicPartition]) -> dict[int, _Offsets]:
+    """Return first offset, end and last stable offset of partitions that one broker leads."""
     try:
         first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
+        # After the end: without transactions, none of these is then lower.
+        stable = await admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level="read_committed")
     except MinibrokerError:
         return {}
-    return {p.partition: (_offset(first[p]), _offset(end[p])) for p in partitions}
+    return {p.partition: (_offset(first[p]), _offset(end[p]), _stable(_offset(stable[p]), end[p])) for p in partitions}
+
+
+def _stable(stable: int | None, end: OffsetAndTimestamp | None) -> int | None:
+    """Return the last stable offset. The log may have grown since `end` was asked for."""
+    return stable if stable is None or end is None else min(stable, end.offset)
 
 
 def _offset(found: OffsetAndTimestamp | None) -> int | None:

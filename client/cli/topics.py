@@ -10,6 +10,7 @@ import typer
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,
@@ -28,7 +29,7 @@ from minibroker.client.cli.terminal.output import (
     settings_of,
 )
 from minibroker.client.cli.topic_details import PartitionDetails, details_of, own_settings
-from minibroker.client.errors import PartitionErrors
+from minibroker.client.errors import PartitionErrors, no_such_partition
 from minibroker.protocol.messages import UP_TO_HIGH_WATERMARK
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition, topic_name_problem
 from minibroker.protocol.words import plural
@@ -49,7 +50,7 @@ def checked_topic(name: str) -> str:
 
 
 def open_admin(bootstrap: str) -> Admin:
-    return Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS)
+    return Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS, **security.chosen())
 
 
 async def described(bootstrap: str, topic: str) -> TopicDescription:
@@ -122,8 +123,8 @@ def describe(
     """Show the partitions and the settings of a topic.
 
     For each partition: leader, replicas, in-sync replicas, offline replicas (if any), first offset, offset after the
-    last record, and size in bytes on the leader. Without a name, all topics are shown; --format json then prints one
-    object per line."""
+    last record, last stable offset (if an open transaction holds one back), and size in bytes on the leader. Without a
+    name, all topics are shown; --format json then prints one object per line."""
     servers = bootstrap_servers(bootstrap, data)
     names = [checked_topic(name)] if name is not None else run(_names(servers))
     for number, each in enumerate(names):
@@ -160,16 +161,21 @@ def _print_described(
         "offline",
         "start",
         "end",
+        "last stable",
         "size",
     ]
     rows: list[list[object]] = []
     for p in topic.partitions:
-        start, end, sizes = details[p.partition]
+        start, end, stable, sizes = details[p.partition]
         size = None if p.leader is None else sizes.get(p.leader)
-        rows.append([p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.offline_replicas, start, end, size])
+        offline = p.offline_replicas
+        rows.append([p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, offline, start, end, stable, size])
+    left_out = set()
     if not any(p.offline_replicas for p in topic.partitions):
-        offline = columns.index("offline")
-        columns, *rows = ([*row[:offline], *row[offline + 1 :]] for row in (columns, *rows))
+        left_out.add(columns.index("offline"))
+    if all(found.last_stable_offset == found.end_offset for found in details.values()):
+        left_out.add(columns.index("last stable"))
+    columns, *rows = ([cell for n, cell in enumerate(row) if n not in left_out] for row in (columns, *rows))
     print_table([str(column) for column in columns], rows)
     if settings is None:
         texts = [f"unknown: see `minibroker configs describe --topic {topic.name}`"]
@@ -280,6 +286,18 @@ def delete_records(
         print_table(("partition", "begins at", "error")[:width], [row[:width] for row in rows])
     if failed is not None:
         raise failed
+
+
+async def named_partitions(admin: Admin, topics: list[str] | None, numbers: list[int] | None) -> list[TopicPartition]:
+    """Return the partitions with these numbers, or all, of each topic, or of all. Raises BrokerError, TopicErrors."""
+    partitions = []
+    for name, topic in (await admin.describe_topics(topics)).items():
+        known = [each.partition for each in topic.partitions]
+        for number in sorted(set(numbers or known)):
+            if number not in known:
+                raise no_such_partition(TopicPartition(name, number), len(known))
+            partitions.append(TopicPartition(name, number))
+    return partitions
 
 
 async def _create(

@@ -10,13 +10,18 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Mapping
+from contextlib import suppress
 from enum import Enum
 
+from minibroker.client.cluster.authentication import authenticate_again, open_authenticated
 from minibroker.client.cluster.retries import exponential_backoff_s
+from minibroker.client.errors import AuthenticationFailed
 from minibroker.client.log import Logger
+from minibroker.client.security import UNPROTECTED, Protection
 from minibroker.client.settings import Address
 from minibroker.client.tasks import BackgroundTasks
-from minibroker.protocol.connections.rpc import Connection, open_connection
+from minibroker.protocol.connections.rpc import Connection
+from minibroker.protocol.connections.tls import TlsNetwork
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.world import World
 
@@ -37,7 +42,7 @@ class Purpose(Enum):
     PRODUCE = "produce"
     FETCH = "fetch"
     COORDINATOR = "coordinator"
-    """Requests to a group's coordinator, whose answers may wait for all members."""
+    """Requests to a coordinator, whose answers may wait: for all members of a group, or for replicas."""
     REQUESTS = "requests"
     """Metadata, and all other requests that are answered without waiting."""
 
@@ -49,14 +54,24 @@ class _Slot:
         self.attempt_began = 0.0
         self.failures = 0
         self.retry_at = 0.0
-        self.error: NetworkError | None = None
+        self.error: NetworkError | AuthenticationFailed | None = None
 
 
 class Connections:
     """See the module. `listeners` are called when a connection was opened, could not be opened, or was lost."""
 
-    def __init__(self, world: World, tasks: BackgroundTasks, *, client_id: str, backoff_s: float) -> None:
+    def __init__(
+        self,
+        world: World,
+        tasks: BackgroundTasks,
+        *,
+        client_id: str,
+        backoff_s: float,
+        protection: Protection = UNPROTECTED,
+    ) -> None:
         self._world = world
+        tls, self._credentials = protection
+        self._network = world.network if tls is None else TlsNetwork(world.network, connecting=lambda: tls)
         self._tasks = tasks
         self.client_id = client_id
         self._backoff_s = backoff_s
@@ -89,8 +104,8 @@ class Connections:
         return slot.attempt_began if slot.connection is None and slot.attempt is not None else None
 
     async def open(self, address: Address, purpose: Purpose) -> Connection:
-        """Return the open connection, after an attempt if necessary. Raises NetworkError; during a back-off, the last
-        one."""
+        """Return the open connection, after an attempt if necessary. Raises NetworkError and AuthenticationFailed;
+        during a back-off, the last one."""
         if self._is_closed:
             raise NetworkError(f"connecting to {address}: {CLOSING}")
         slot = self._slot(address, purpose)
@@ -119,9 +134,10 @@ class Connections:
                     del self._slots[address, purpose]
 
     def error(self, address: Address, purpose: Purpose) -> NetworkError | None:
-        """Return why the last attempt to connect failed; None if it succeeded, or there was none."""
+        """Return why the last attempt to connect failed; None if it succeeded, or there was none. A failed
+        authentication ends the client."""
         slot = self._slots.get((address, purpose))
-        return None if slot is None else slot.error
+        return slot.error if slot is not None and isinstance(slot.error, NetworkError) else None
 
     def in_flight(self, address: Address) -> int:
         """Return the number of requests to the broker that wait for an answer, over all purposes."""
@@ -153,20 +169,26 @@ class Connections:
         )
 
     async def _connect(self, address: Address, purpose: Purpose, slot: _Slot) -> None:
+        refused: AuthenticationFailed | None = None
         try:
-            connection = await open_connection(
-                self._world.network,
+            connection, session_s = await open_authenticated(
+                self._network,
                 address.host,
                 address.port,
+                self._credentials,
+                self._world.random,
                 client_id=self.client_id,
                 timeout_s=CONNECT_TIMEOUT_S,
             )
-        except (NetworkError, ValueError, OverflowError) as error:
+        except (NetworkError, AuthenticationFailed, ValueError, OverflowError) as error:
             # ValueError, OverflowError: metadata has an illegal host or port
             slot.failures += 1
-            if not isinstance(error, NetworkError):
-                error = NetworkError(f"connecting to {address}: {error}")
-            slot.error = self._explained(address, error)
+            if isinstance(error, AuthenticationFailed):
+                slot.error = refused = error
+            elif isinstance(error, NetworkError):
+                slot.error = self._explained(address, error)
+            else:
+                slot.error = self._explained(address, NetworkError(f"connecting to {address}: {error}"))
             pause_s = exponential_backoff_s(slot.failures, self._backoff_s, self._world.random)
             slot.retry_at = self._world.clock.monotonic() + pause_s
             logger.debug("%s: %s; not again for %.2f s", self.client_id, slot.error, pause_s)
@@ -189,9 +211,35 @@ class Connections:
             if connection.closed:  # before `on_lost`
                 slot.connection = None
                 logger.info("%s: disconnected from %s: %s", self.client_id, address, connection.closed_because)
+            if session_s is not None:
+                renewal = self._keep_authenticated(connection, session_s)
+                self._tasks.start(renewal, f"authenticate again to {address} for {purpose.value}")
         finally:
             slot.attempt = None
         self._notify()
+        if refused is not None:
+            raise refused.copy()  # which ends the client
+
+    async def _keep_authenticated(self, connection: Connection, session_s: float) -> None:
+        """Authenticate again before each session ends (KIP-368). Raises AuthenticationFailed, which ends the client."""
+        assert self._credentials is not None
+        renewed_s: float | None = session_s
+        while renewed_s is not None:
+            with suppress(TimeoutError):
+                # Not all connections of all clients at once: as Kafka, after 85 to 95 % of the time.
+                async with asyncio.timeout(renewed_s * self._world.random.uniform(0.85, 0.95)):
+                    await connection.wait_closed()
+                    return
+            try:
+                renewed_s = await authenticate_again(
+                    connection, self._credentials, self._world.random, CONNECT_TIMEOUT_S
+                )
+            except NetworkError as error:
+                connection.close(f"not authenticated again: {error}")
+                return
+            except BaseException:
+                connection.close("the client is not authenticated any more")
+                raise
 
     def _explained(self, address: Address, error: NetworkError) -> NetworkError:
         node_id = self._advertised.get(address)

@@ -1,19 +1,21 @@
-"""The coordinators of groups: finding them, and requests that are repeated until answered (Kafka's CoordinatorStrategy
-and AbstractCoordinator.lookupCoordinator).
+"""The coordinators of groups and of transactional ids: finding them, and requests that are repeated until answered
+(Kafka's CoordinatorStrategy and AbstractCoordinator.lookupCoordinator).
 
-The coordinator of a group leads the partition of __consumer_offsets that has the group. It moves with that leader, and
-clients are not notified. Any broker can be asked (FindCoordinator). The answer is remembered until it proves wrong: the
-named broker reports that it is not the coordinator, cannot be reached, or its connection breaks. A broker that was
-stopped rather than killed keeps its connections open and does not answer. So if an answer is overdue, the brokers are
-asked again, and if they name another coordinator, the connection is closed with all requests that wait on it.
-Rejected: reading the leader from the metadata of __consumer_offsets. It saves a request, but clients would have to know
-the number of its partitions and the hash.
+The coordinator of a group leads the partition of __consumer_offsets that has the group; the coordinator of a
+transactional id, its partition of __transaction_state. It moves with that leader, and clients are not notified. Any
+broker can be asked (FindCoordinator). The answer is remembered until it proves wrong: the named broker reports that it
+is not the coordinator, cannot be reached, or its connection breaks. A broker that was stopped rather than killed keeps
+its connections open and does not answer. So if an answer is overdue, the brokers are asked again, and if they name
+another coordinator, the connection is closed with all requests that wait on it. Rejected: reading the leader from the
+metadata of these topics. It saves a request, but clients would have to know the number of their partitions and the
+hash.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
+from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from minibroker.client.cluster.connections import OVERDUE_S, Purpose
@@ -24,20 +26,45 @@ from minibroker.protocol.apis import FIND_COORDINATOR, Api
 from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError, error_of
 from minibroker.protocol.messages import groups as g
+from minibroker.protocol.messages.fields import Attempt
 from minibroker.protocol.model import NO_EPOCH
 
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 T = TypeVar("T")
 
-GROUP = 0
-"""The key type of FindCoordinator; 1 is transactions."""
+CONCURRENT_BACKOFF_S = 0.005
+"""The first pause after CONCURRENT_TRANSACTIONS: markers are usually written within milliseconds."""
+
+
+class KeyType(Enum):
+    """What a coordinator coordinates; the number is FindCoordinator's."""
+
+    GROUP = 0
+    TRANSACTION = 1
+
+    @property
+    def noun(self) -> str:
+        return "group" if self is KeyType.GROUP else "transactional id"
+
 
 _MOVED = (ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE)
 """The coordinator must be looked up again."""
-_RETRIED = (*_MOVED, ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.REQUEST_TIMED_OUT)
+RETRIED = (
+    *_MOVED,
+    ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
+    ErrorCode.REQUEST_TIMED_OUT,
+    ErrorCode.CONCURRENT_TRANSACTIONS,
+)
+"""Errors of a coordinator after which the request is repeated."""
 _IN_DOUBT = (ErrorCode.COORDINATOR_NOT_AVAILABLE, ErrorCode.REQUEST_TIMED_OUT)
 """The request may have been carried out, and replicated too late for the coordinator to know."""
+
+
+def first_pause_s(error: MinibrokerError) -> float | None:
+    """Return the first pause after an error; None: the client's `retry_backoff_ms`."""
+    is_concurrent = isinstance(error, BrokerError) and error.code is ErrorCode.CONCURRENT_TRANSACTIONS
+    return CONCURRENT_BACKOFF_S if is_concurrent else None
 
 
 class Coordinator(NamedTuple):
@@ -47,7 +74,7 @@ class Coordinator(NamedTuple):
 
 
 class Epoch(NamedTuple):
-    """The epoch of a leader of `__consumer_offsets`."""
+    """The epoch of a leader of `__consumer_offsets` or `__transaction_state`."""
 
     topic_id: str
     """Epochs of different topics, for instance after a cluster was created anew, cannot be compared."""
@@ -65,46 +92,51 @@ class Answered(NamedTuple, Generic[Response]):
 
 
 class Coordinators:
-    """See the module. All requests use the connections for `purpose`."""
+    """See the module. All requests use the connections for `purpose`. Keys are names of groups, or transactional
+    ids."""
 
-    def __init__(self, runtime: ClientRuntime, purpose: Purpose = Purpose.REQUESTS) -> None:
+    def __init__(
+        self, runtime: ClientRuntime, purpose: Purpose = Purpose.REQUESTS, key_type: KeyType = KeyType.GROUP
+    ) -> None:
         self._runtime = runtime
         self._purpose = purpose
+        self._key_type = key_type
+        self._noun = key_type.noun
         self._known: dict[str, Coordinator] = {}
         self._epochs: dict[str, Epoch] = {}
-        """The latest epoch in which the group's coordinator was named."""
+        """The latest epoch in which the key's coordinator was named."""
         self._obstacles: dict[str, MinibrokerError] = {}
         self._instance = ""
         self._attempts = 0
 
-    def known(self, group: str) -> Coordinator | None:
+    def known(self, key: str) -> Coordinator | None:
         """Return the coordinator that is known, without asking a broker."""
-        return self._known.get(group)
+        return self._known.get(key)
 
-    def obstacle(self, group: str) -> MinibrokerError | None:
-        """Return why the latest attempt to reach the group's coordinator failed; None if a request was sent to it or
+    def obstacle(self, key: str) -> MinibrokerError | None:
+        """Return why the latest attempt to reach the key's coordinator failed; None if a request was sent to it or
         answered."""
-        return self._obstacles.get(group)
+        return self._obstacles.get(key)
 
-    def forget(self, group: str, coordinator: Coordinator) -> None:
+    def forget(self, key: str, coordinator: Coordinator) -> None:
         """Forget a coordinator that is not the coordinator any more, or cannot be reached. Does nothing if another one
         is known by now."""
-        if self._known.get(group) == coordinator:
-            del self._known[group]
+        if self._known.get(key) == coordinator:
+            del self._known[key]
 
-    async def find(self, group: str, timeout_s: float) -> Coordinator:
+    async def find(self, key: str, timeout_s: float) -> Coordinator:
         """Return the coordinator that is known, or ask for it. Retries for `timeout_s`, then raises the last error:
-        BrokerError (COORDINATOR_NOT_AVAILABLE while the group's partition has no leader), NetworkError. Errors that are
+        BrokerError (COORDINATOR_NOT_AVAILABLE while the key's partition has no leader), NetworkError. Errors that are
         not retriable (INVALID_GROUP_ID) are raised at once."""
 
         async def attempt(remaining_s: float) -> Coordinator:
-            return self._known.get(group) or await self._find(group, remaining_s)
+            return self._known.get(key) or await self._find(key, remaining_s)
 
-        return await self._retried(group, f"{FIND_COORDINATOR.name} of group {group}", timeout_s, attempt)
+        return await self._retried(key, f"{FIND_COORDINATOR.name} of {self._noun} {key}", timeout_s, attempt)
 
     async def request(
         self,
-        group: str,
+        key: str,
         api: Api[Request, Response],
         body: Request,
         *,
@@ -112,20 +144,20 @@ class Coordinators:
         timeout_s: float,
         overdue_s: float = OVERDUE_S,
     ) -> Answered[Response]:
-        """Return the answer of the group's coordinator, also if the coordinator moves during the call. For requests
+        """Return the answer of the key's coordinator, also if the coordinator moves during the call. For requests
         that change nothing, or do no harm if they arrive late; `change` is for all others. `code_of` returns the error
-        of the group in an answer: if the coordinator has moved, loads the group, or could not replicate in time, the
+        of the key in an answer: if the coordinator has moved, loads its log, or could not replicate in time, the
         request is repeated for `timeout_s`. Then raises the last error: BrokerError, NetworkError. The caller handles
         all other errors in the answer.
 
         After `overdue_s` without an answer, brokers are asked whether another one is the coordinator."""
-        return await self._request(group, api, lambda: body, code_of, timeout_s, overdue_s)
+        return await self._request(key, api, lambda: body, code_of, timeout_s, overdue_s)
 
     async def change(
         self,
-        group: str,
+        key: str,
         api: Api[Request, Response],
-        body_of: Callable[[g.Attempt], Request],
+        body_of: Callable[[Attempt], Request],
         *,
         code_of: Callable[[Response], int],
         timeout_s: float,
@@ -137,74 +169,74 @@ class Coordinators:
             if not self._instance:
                 self._instance = self._runtime.world.random.randbytes(16).hex()
             self._attempts += 1
-            epoch = self._epochs.get(group)
-            return body_of(g.Attempt(self._instance, self._attempts, NO_EPOCH if epoch is None else epoch.number))
+            epoch = self._epochs.get(key)
+            return body_of(Attempt(self._instance, self._attempts, NO_EPOCH if epoch is None else epoch.number))
 
-        return await self._request(group, api, numbered, code_of, timeout_s, OVERDUE_S)
+        return await self._request(key, api, numbered, code_of, timeout_s, OVERDUE_S)
 
     async def _request(
         self,
-        group: str,
+        key: str,
         api: Api[Request, Response],
         next_body: Callable[[], Request],
         code_of: Callable[[Response], int],
         timeout_s: float,
         overdue_s: float,
     ) -> Answered[Response]:
-        what = f"{api.name} of group {group}"
+        what = f"{api.name} of {self._noun} {key}"
         in_doubt = False
         last_error: MinibrokerError | None = None
 
         async def attempt(remaining_s: float) -> Answered[Response]:
             nonlocal in_doubt, last_error
-            coordinator = self._known.get(group) or await self._find(group, remaining_s)
+            coordinator = self._known.get(key) or await self._find(key, remaining_s)
             was_sent = False
             try:
                 connection = await self._runtime.connection_soon(coordinator.address, self._purpose)
                 was_sent = True
-                self._obstacles.pop(group, None)
+                self._obstacles.pop(key, None)
                 body = next_body()  # no await before sending, so that the numbers are in the order of sending
-                response = await self._ask(group, coordinator, connection, api, body, remaining_s, overdue_s)
+                response = await self._ask(key, coordinator, connection, api, body, remaining_s, overdue_s)
             except (NetworkError, InvalidMessage) as error:
                 last_error = error
                 in_doubt = in_doubt or was_sent
-                self.forget(group, coordinator)
+                self.forget(key, coordinator)
                 self._runtime.metadata.suspect(coordinator.address)
                 raise
             code = error_of(code_of(response))
             if code in _MOVED:
-                self.forget(group, coordinator)
-            if code in _RETRIED:
+                self.forget(key, coordinator)
+            if code in RETRIED:
                 in_doubt = in_doubt or code in _IN_DOUBT
                 last_error = BrokerError(code, f"{what} at broker {coordinator.node_id}")
                 raise last_error
             return Answered(response, coordinator, in_doubt, last_error)
 
-        return await self._retried(group, what, timeout_s, attempt)
+        return await self._retried(key, what, timeout_s, attempt)
 
-    async def _find(self, group: str, timeout_s: float) -> Coordinator:
+    async def _find(self, key: str, timeout_s: float) -> Coordinator:
         """Return the coordinator that some broker names. Raises BrokerError, NetworkError."""
-        request = g.FindCoordinatorRequest(GROUP, [group])
+        request = g.FindCoordinatorRequest(self._key_type.value, [key])
         response = await self._runtime.metadata.request_any(FIND_COORDINATOR, request, timeout_s=timeout_s)
         for found in response.coordinators:
-            if found.key != group:
+            if found.key != key:
                 continue
             code = error_of(found.error_code)
             if code is not ErrorCode.NONE:
-                said = found.error_message or f"{FIND_COORDINATOR.name} of group {group}"
+                said = found.error_message or f"{FIND_COORDINATOR.name} of {self._noun} {key}"
                 raise BrokerError(code, said, is_complete=bool(found.error_message))
-            coordinator = self._known[group] = Coordinator(found.node_id, Address(found.host, found.port))
+            coordinator = self._known[key] = Coordinator(found.node_id, Address(found.host, found.port))
             # A broker may know an older epoch than another one. The epoch never goes back: otherwise a request to the
             # latest coordinator could be rejected as older than one that an earlier coordinator accepted.
             epoch = Epoch(found.topic_id, found.leader_epoch)
-            known = self._epochs.get(group)
-            self._epochs[group] = max(known, epoch) if known and known.topic_id == epoch.topic_id else epoch
+            known = self._epochs.get(key)
+            self._epochs[key] = max(known, epoch) if known and known.topic_id == epoch.topic_id else epoch
             return coordinator
-        raise InvalidMessage(f"an answer to {FIND_COORDINATOR.name} does not mention group {group}")
+        raise InvalidMessage(f"an answer to {FIND_COORDINATOR.name} does not mention {self._noun} {key}")
 
     async def _ask(
         self,
-        group: str,
+        key: str,
         coordinator: Coordinator,
         connection: Connection,
         api: Api[Request, Response],
@@ -216,23 +248,21 @@ class Coordinators:
         answer = connection.send(api, body, timeout_s=timeout_s)
         while not answer.done():
             await asyncio.wait([answer], timeout=overdue_s)
-            if not answer.done() and await self._has_moved(group, coordinator) and not answer.done():
-                self.forget(group, coordinator)
-                connection.close(
-                    f"no answer to {api.name} yet, and another broker coordinates {group}", RequestTimedOut
-                )
+            if not answer.done() and await self._has_moved(key, coordinator) and not answer.done():
+                self.forget(key, coordinator)
+                connection.close(f"no answer to {api.name} yet, and another broker coordinates {key}", RequestTimedOut)
                 await asyncio.wait([answer])
         return answer.result()
 
-    async def _has_moved(self, group: str, coordinator: Coordinator) -> bool:
+    async def _has_moved(self, key: str, coordinator: Coordinator) -> bool:
         """Return whether a broker names another coordinator."""
         try:
-            found = await self._find(group, OVERDUE_S)
+            found = await self._find(key, OVERDUE_S)
         except (NetworkError, BrokerError, InvalidMessage):
             return False
         return found != coordinator
 
-    async def _retried(self, group: str, what: str, timeout_s: float, attempt: Callable[[float], Awaitable[T]]) -> T:
+    async def _retried(self, key: str, what: str, timeout_s: float, attempt: Callable[[float], Awaitable[T]]) -> T:
         retries = self._runtime.retries(timeout_s, what)
         while True:
             try:
@@ -240,10 +270,10 @@ class Coordinators:
             except (NetworkError, InvalidMessage, BrokerError) as error:
                 if isinstance(error, BrokerError) and not error.retriable:
                     raise
-                self._obstacles[group] = error
-                if not await retries.pause(error):
+                self._obstacles[key] = error
+                if not await retries.pause(error, first_pause_s(error)):
                     raise
             else:
-                self._obstacles.pop(group, None)
+                self._obstacles.pop(key, None)
                 retries.succeeded()
                 return result

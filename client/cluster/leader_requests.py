@@ -32,6 +32,8 @@ P = TypeVar("P")
 """The part of a request for one partition."""
 Response = TypeVar("Response", bound=m.Message)
 
+LATELY_S = 10.0
+
 
 class LeaderRequest(NamedTuple, Generic[P]):
     """A request that waits for its answer."""
@@ -155,6 +157,10 @@ class LeaderRequests(Generic[P, Response]):
         """Send no request to a broker during the pause that its answer requested (`throttle_time_ms`)."""
         if pause_ms > 0:
             self._muted_until[node_id] = now + pause_ms / 1_000
+
+    def was_muted(self, node_id: int) -> bool:
+        """Whether a broker is muted, or was lately: requests that it had received before wait there."""
+        return self._runtime.clock.monotonic() < self._muted_until.get(node_id, -inf) + LATELY_S
 
     def leader_moved(
         self,

@@ -11,7 +11,8 @@ from typing import ClassVar, Literal, Self
 from minibroker.client.cluster.calls import Calls
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.context_managers import Asynchronous
-from minibroker.client.errors import ClientCrashed, Closed
+from minibroker.client.errors import AuthenticationFailed, ClientCrashed, Closed
+from minibroker.client.security import Security, protection
 from minibroker.client.tasks import weakly
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.world import World
@@ -38,6 +39,7 @@ class Client(Asynchronous):
         retry_backoff_ms: float,
         metadata_max_age_ms: float,
         world: World | None,
+        security: Security,
     ) -> None:
         self._runtime = ClientRuntime(
             bootstrap,
@@ -46,6 +48,7 @@ class Client(Asynchronous):
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
             world=world,
+            protection=protection(type(self).__name__, security),
             on_crash=weakly(self._crashed),
             on_cancelled=weakly(self._go),
         )
@@ -116,7 +119,7 @@ class Client(Asynchronous):
         self._check_loop()
 
     def _crashed(self, error: BaseException) -> None:
-        """Note that a task failed because of a bug."""
+        """Note that a task failed, because of a bug or because a broker has not accepted the client's credentials."""
         if self._crash is None:
             self._crash = error
             self._state = "crashed"
@@ -124,6 +127,8 @@ class Client(Asynchronous):
             self._tell()
 
     def _not_running(self) -> MinibrokerError:
+        if isinstance(self._crash, AuthenticationFailed):
+            return self._crash.copy()
         if self._crash is not None:
             crashed = ClientCrashed(f"the {self._noun} stopped because of a bug: {self._crash!r}. Please report it")
             crashed.__cause__ = self._crash

@@ -206,8 +206,11 @@ def is_denied(cluster: Cluster, topic: str, topic_id: str | None, answers: Mappi
 
 
 def _denies(entry: m.MetadataTopic, topic_id: str | None) -> bool | None:
-    """Return whether a broker denies the topic. None: the broker does not know. It has just started, and has not
-    learned of all topics and partitions yet; or it is behind, and knows an earlier topic of that name."""
+    """Return whether a broker denies the topic. None: the broker does not say, because this client may not know; or it
+    does not know itself. It has just started, and has not learned of all topics and partitions yet; or it is behind,
+    and knows an earlier topic of that name."""
+    if entry.error_code == ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        return None
     if entry.error_code not in (ErrorCode.NONE, ErrorCode.LEADER_NOT_AVAILABLE):
         return True
     if not entry.topic_id:
@@ -403,6 +406,10 @@ class Metadata:
         """Ask other brokers first, since a connection to that broker broke."""
         self._failed_at[address] = self._clock.monotonic()
 
+    def failed_at(self, address: Address) -> float:
+        """Return when the broker last failed to answer; minus infinity if it did not, or has answered since."""
+        return self._failed_at.get(address, float("-inf"))
+
     def learn_leader(self, partition: TopicPartition, leader: Leader, topic_id: str = "") -> None:
         """Learn the leader of a partition, in the topic of that id, from the answer to another request."""
         cluster = with_leader(self.cluster, partition, leader, topic_id)
@@ -534,7 +541,7 @@ class Metadata:
         forgiven_s = self._clock.monotonic() - FORGIVEN_S
 
         def failed_at(address: Address) -> float:
-            return max(self._failed_at.get(address, float("-inf")), forgiven_s)
+            return max(self.failed_at(address), forgiven_s)
 
         brokers = sorted(
             dict.fromkeys(self.cluster.brokers.values()),

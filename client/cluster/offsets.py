@@ -5,6 +5,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Collection, Mapping
+from functools import partial
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.cluster.connections import OVERDUE_S, Purpose
@@ -25,13 +26,13 @@ from minibroker.protocol.errors import (
     error_of,
 )
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import READ_UNCOMMITTED
 
 Answer = TypeVar("Answer")
 Request = TypeVar("Request", bound=m.Message)
 Response = TypeVar("Response", bound=m.Message)
 
 CONSUMER = -1
-READ_UNCOMMITTED = 0
 
 
 class OffsetAndTimestamp(NamedTuple):
@@ -58,16 +59,21 @@ class Known(NamedTuple):
 
 
 async def list_offsets(
-    runtime: ClientRuntime, timestamps: Mapping[TopicPartition, int], timeout_s: float
+    runtime: ClientRuntime,
+    timestamps: Mapping[TopicPartition, int],
+    timeout_s: float,
+    isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
     """Return the first offset at or after each time (or for EARLIEST_TIMESTAMP, LATEST_TIMESTAMP, MAX_TIMESTAMP); None
-    if there is none.
+    if there is none. For READ_COMMITTED, records from the last stable offset on do not count.
 
     Raises as `find_offsets`, and UNKNOWN_TOPIC_OR_PARTITION as soon as it is certain that there is no such partition.
     """
     found: dict[TopicPartition, Found] = {}
     with runtime.metadata.wanted(partition.topic for partition in timestamps):
-        await find_offsets(runtime, timestamps, timeout_s, found, waits_for_unknown=False)
+        await find_offsets(
+            runtime, timestamps, timeout_s, found, isolation_level=isolation_level, waits_for_unknown=False
+        )
     return {partition: answer.result for partition, answer in found.items()}
 
 
@@ -78,6 +84,7 @@ async def find_offsets(
     found: dict[TopicPartition, Found],
     known: Mapping[TopicPartition, Known] | None = None,
     *,
+    isolation_level: int = READ_UNCOMMITTED,
     waits_for_unknown: bool = True,
 ) -> None:
     """As `list_offsets`, but put the offsets into `found`, which keeps them even if this raises. The topics must be
@@ -92,7 +99,7 @@ async def find_offsets(
         timeout_s,
         found,
         {},
-        ask_leader,
+        partial(ask_leader, isolation_level=isolation_level),
         "finding offsets",
         known,
         waits_for_unknown=waits_for_unknown,
@@ -241,7 +248,11 @@ def _problem(cluster: Cluster, partition: TopicPartition, known: Known | None) -
 
 
 async def ask_leader(
-    runtime: ClientRuntime, leader: Leader, timestamps: Mapping[TopicPartition, int], timeout_s: float
+    runtime: ClientRuntime,
+    leader: Leader,
+    timestamps: Mapping[TopicPartition, int],
+    timeout_s: float,
+    isolation_level: int = READ_UNCOMMITTED,
 ) -> dict[TopicPartition, Found | MinibrokerError]:
     """Return the leader's answer for each partition, or an error after `timeout_s` at the latest; see
     `request_leader`."""
@@ -251,7 +262,7 @@ async def ask_leader(
         topics.setdefault(partition.topic, []).append(asked)
     request = m.ListOffsetsRequest(
         CONSUMER,
-        READ_UNCOMMITTED,
+        isolation_level,
         [
             m.ListOffsetsTopic(name, partitions, runtime.metadata.cluster.topics[name].topic_id)
             for name, partitions in topics.items()

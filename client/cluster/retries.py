@@ -49,10 +49,11 @@ class Retries:
         """Seconds until the deadline; at least 1 ms, so that an attempt can fail with a reason of its own."""
         return max(0.001, self._deadline - self._clock.monotonic())
 
-    async def pause(self, reason: object) -> bool:
-        """Wait before the next attempt. Return False, without waiting, if the deadline is not after the pause."""
+    async def pause(self, reason: object, first_s: float | None = None) -> bool:
+        """Wait before the next attempt. Return False, without waiting, if the deadline is not after the pause.
+        `first_s`: the first pause for this reason, instead of the client's `retry_backoff_ms`."""
         self.failures += 1
-        pause_s = exponential_backoff_s(self.failures, self._backoff_s, self._random)
+        pause_s = exponential_backoff_s(self.failures, self._backoff_s if first_s is None else first_s, self._random)
         now = self._clock.monotonic()
         if now + pause_s >= self._deadline:
             return False

@@ -13,6 +13,7 @@ from minibroker.client.cluster.metadata import Metadata
 from minibroker.client.cluster.retries import Retries
 from minibroker.client.errors import InvalidSetting, WrongEventLoop
 from minibroker.client.log import Logger
+from minibroker.client.security import UNPROTECTED, Protection
 from minibroker.client.settings import Address, check_ms, check_text, parse_bootstrap
 from minibroker.client.stalls import Stalls
 from minibroker.client.tasks import BackgroundTasks
@@ -53,6 +54,7 @@ class ClientRuntime:
         world: World | None,
         on_crash: Callable[[BaseException], None],
         on_cancelled: Callable[[], None] | None = None,
+        protection: Protection = UNPROTECTED,
     ) -> None:
         addresses = parse_bootstrap(bootstrap)
         if not isinstance(client_id, str) or len(client_id) > 249:
@@ -73,7 +75,9 @@ class ClientRuntime:
         self.tasks = BackgroundTasks(on_crash)
         self._on_cancelled = on_cancelled
         self._were_cancelled = False
-        self.connections = Connections(self.world, self.tasks, client_id=client_id, backoff_s=self.retry_backoff_s)
+        self.connections = Connections(
+            self.world, self.tasks, client_id=client_id, backoff_s=self.retry_backoff_s, protection=protection
+        )
         self.metadata = Metadata(
             self.world,
             self.connections,

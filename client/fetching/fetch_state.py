@@ -24,6 +24,18 @@ class FetchedBatch(NamedTuple):
     buffer: memoryview
     start: int
     end: int
+    next_offset: int
+    """The offset after this batch, and after the hidden ones that follow it."""
+
+    @classmethod
+    def hidden(cls, state: TopicPartitionState, header: BatchHeader) -> FetchedBatch:
+        """A batch of an aborted transaction, or a control batch: it only moves the position, and its bytes are not
+        kept."""
+        return cls(state, header, memoryview(b""), 0, 0, header.next_offset)
+
+    @property
+    def is_hidden(self) -> bool:
+        return self.start == self.end
 
 
 class OpenBatch:
@@ -92,6 +104,9 @@ class TopicPartitionState:
         """No position is looked up yet: the group may have a committed offset."""
         self.high_watermark: int | None = None
         """The high watermark in the last answer."""
+        self.end_offset: int | None = None
+        """The offset up to which this consumer may read, as of the last answer: the high watermark, or for
+        read_committed the last stable offset."""
         self.is_busy = True
         """The last answer had records, or there was none yet."""
         self.fetched: deque[FetchedBatch] = deque()
@@ -142,7 +157,7 @@ class TopicPartitionState:
     @property
     def has_records(self) -> bool:
         """Whether records wait for the user: fetched ahead, or left in the open batch."""
-        return bool(self.fetched) or (self.open is not None and self.open.left > 0)
+        return any(not batch.is_hidden for batch in self.fetched) or (self.open is not None and self.open.left > 0)
 
     @property
     def position_epoch(self) -> int:
@@ -151,9 +166,13 @@ class TopicPartitionState:
         return NO_EPOCH if position is None else _epoch_before(position, self._epochs)
 
     def arrived(self, batch: FetchedBatch) -> None:
-        """Append the batch at `fetch_offset`."""
+        """Append the batch at `fetch_offset`. A hidden one becomes part of the batch before it: a commit behind the
+        last record of a transaction then includes the marker, and many hidden batches take no memory."""
         header = batch.header
-        self.fetched.append(batch)
+        if batch.is_hidden and self.fetched:
+            self.fetched.append(self.fetched.pop()._replace(next_offset=header.next_offset))
+        else:
+            self.fetched.append(batch)
         self.fetched_bytes += batch.end - batch.start
         self.fetch_offset = header.next_offset
         self.arrived_epoch = header.partition_leader_epoch

@@ -21,9 +21,10 @@ from typing import NamedTuple
 from minibroker.client.cluster.connections import OVERDUE_S, Purpose
 from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.cluster.metadata import UNKNOWN_FOR_S, Leader
-from minibroker.client.cluster.offsets import CONSUMER, READ_UNCOMMITTED, Found, OffsetAndTimestamp, ask_leader
+from minibroker.client.cluster.offsets import CONSUMER, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
+from minibroker.client.fetching.fetch_settings import FetchSettings
 from minibroker.client.fetching.fetch_state import FetchedBatch, TopicPartitionState, due_fetches
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.log import Logger
@@ -39,7 +40,7 @@ from minibroker.protocol.errors import (
 )
 from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.records import placed_batches
+from minibroker.protocol.records import BatchFilter, BatchHeader, CorruptRecord, placed_batches, validate_batch
 
 logger = Logger("minibroker.client")
 
@@ -76,29 +77,20 @@ class Fetcher:
         self,
         runtime: ClientRuntime,
         partitions: FetchedPartitions,
-        *,
-        fetch_min_bytes: int,
-        fetch_max_wait_s: float,
-        fetch_max_bytes: int,
-        max_partition_fetch_bytes: int,
-        max_buffer_bytes: int,
+        settings: FetchSettings,
     ) -> None:
         self._runtime = runtime
         self._metadata = runtime.metadata
         self._clock = runtime.clock
         self._partitions = partitions
-        self._min_bytes = fetch_min_bytes
-        self._max_wait_s = fetch_max_wait_s
-        self._max_bytes = fetch_max_bytes
-        self._max_partition_bytes = max_partition_fetch_bytes
-        self._max_buffer_bytes = max_buffer_bytes
+        self._settings = settings
         self._began = self._clock.monotonic()
         self._requests: LeaderRequests[_Asked, m.FetchResponse] = LeaderRequests(
             runtime,
             FETCH,
             Purpose.FETCH,
             partition_of=lambda asked: asked.state.partition,
-            overdue_s=fetch_max_wait_s + OVERDUE_S,
+            overdue_s=settings.max_wait_s + OVERDUE_S,
         )
         partitions.wake = self._requests.wake
         self._confirmation: asyncio.Task[None] | None = None
@@ -294,7 +286,7 @@ class Fetcher:
 
     def _send(self, now: float) -> float:
         """Send the fetches that are due. Returns when to look again if nothing happens before."""
-        max_bytes = min(self._max_bytes, self._buffer_left())
+        max_bytes = min(self._settings.max_bytes, self._buffer_left())
         self._partitions.is_full = max_bytes <= 0
         if self._partitions.is_full:
             return inf  # `take` wakes this
@@ -302,8 +294,8 @@ class Fetcher:
             self._partitions.states.values(),
             self._metadata.cluster.leader,
             now,
-            max_bytes=self._max_bytes,
-            max_partition_bytes=self._max_partition_bytes,
+            max_bytes=self._settings.max_bytes,
+            max_partition_bytes=self._settings.max_partition_bytes,
         )
         if due.is_leader_missing:
             self._metadata.request_refresh()
@@ -326,7 +318,7 @@ class Fetcher:
     def _buffer_left(self) -> int:
         """Return the number of bytes that may be fetched ahead. Drops the batches of paused partitions if they fill the
         buffer."""
-        left = self._max_buffer_bytes - sum(state.fetched_bytes for state in self._partitions.states.values())
+        left = self._settings.max_buffer_bytes - sum(state.fetched_bytes for state in self._partitions.states.values())
         if left <= 0:
             for state in self._partitions.states.values():
                 if state.is_paused and state.fetched and state.position is not None:
@@ -338,8 +330,8 @@ class Fetcher:
         self, asked: Sequence[tuple[TopicPartitionState, Leader]], outstanding: int, now: float
     ) -> list[tuple[Sequence[tuple[TopicPartitionState, Leader]], int]]:
         """Return the partitions of each request, and the milliseconds that it may wait at the broker."""
-        longest_wait_ms = ceil(self._max_wait_s * 1_000)
-        if self._min_bytes > 1:
+        longest_wait_ms = ceil(self._settings.max_wait_s * 1_000)
+        if self._settings.min_bytes > 1:
             return [(asked, longest_wait_ms)]
         busy = [entry for entry in asked if entry[0].is_busy]
         quiet = [entry for entry in asked if not entry[0].is_busy]
@@ -371,7 +363,7 @@ class Fetcher:
                     state.fetch_offset,
                     state.last_epoch,
                     -1,
-                    self._max_partition_bytes,
+                    self._settings.max_partition_bytes,
                     suspect=state.suspicion is not None,
                 )
             )
@@ -381,12 +373,12 @@ class Fetcher:
         message = m.FetchRequest(
             CONSUMER,
             wait_ms,
-            self._min_bytes,
+            self._settings.min_bytes,
             max_bytes,
-            READ_UNCOMMITTED,
+            self._settings.isolation_level,
             [m.FetchTopic(name, self._partitions.topics[name], partitions) for name, partitions in topics.items()],
         )
-        timeout_s = self._runtime.request_timeout_s + self._max_wait_s
+        timeout_s = self._runtime.request_timeout_s + self._settings.max_wait_s
         self._requests.send(node_id, connection, message, parts, timeout_s, now)
 
     # -- answers --
@@ -420,7 +412,9 @@ class Fetcher:
                 state.retry_at = now + self._runtime.retry_backoff_s
                 self._doubt(state, leader, partial(self._diverged, state, partition.diverging_epoch))
             else:
-                state.high_watermark = partition.high_watermark
+                state.high_watermark = state.end_offset = partition.high_watermark
+                if self._settings.is_read_committed and partition.last_stable_offset >= 0:
+                    state.end_offset = partition.last_stable_offset
                 self._arrived(state, offset, partition, leader)
 
     def _arrived(
@@ -439,9 +433,12 @@ class Fetcher:
             if not self._partitions.is_first_suspicion(state, told):
                 self._partitions.stop(state, told)
             return
+        hidden = BatchFilter(answer.aborted_transactions)
         for header, start, end in batches:
-            # Control batches hold no records for the user, but they move the position.
-            state.arrived(FetchedBatch(state, header, records, start, end))
+            if hidden.hides(header) and _is_intact(records, header, start):
+                state.arrived(FetchedBatch.hidden(state, header))
+            else:
+                state.arrived(FetchedBatch(state, header, records, start, end, header.next_offset))
         if state.fetched:
             self._partitions.has_data(state)
 
@@ -551,7 +548,9 @@ class Fetcher:
 
     async def _find_positions(self, leader: Leader, asked: Sequence[_Asked]) -> None:
         timestamps = {state.partition: timestamp for state, _, timestamp, _ in asked}
-        results = await ask_leader(self._runtime, leader, timestamps, self._runtime.request_timeout_s)
+        results = await ask_leader(
+            self._runtime, leader, timestamps, self._runtime.request_timeout_s, self._settings.isolation_level
+        )
         for state, generation, timestamp, _ in asked:
             if (state.generation, state.tried) != (generation, leader):
                 continue  # the user went elsewhere, or there is another leader
@@ -569,3 +568,13 @@ class Fetcher:
                 state.retry_at = self._clock.monotonic() + self._runtime.retry_backoff_s
                 self._metadata.request_refresh()
         self._requests.wake()
+
+
+def _is_intact(records: memoryview, header: BatchHeader, start: int) -> bool:
+    """Whether a hidden batch matches its checksum. One that does not may be another batch, whose header was damaged: it
+    is treated as any corrupt batch when its turn comes."""
+    try:
+        validate_batch(records, header, start)
+    except CorruptRecord:
+        return False
+    return True

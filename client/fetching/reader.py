@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 from bisect import bisect_left
-from collections.abc import Callable, Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from contextlib import suppress
 from itertools import islice
 from operator import length_hint
@@ -21,7 +21,7 @@ from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.serializers import Deserializer
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.records import CorruptRecord, decode_batch
+from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch
 
 YIELD_S = 0.05
 """Interval at which a user that never has to wait lets the other tasks of its event loop run."""
@@ -55,6 +55,8 @@ class Reader:
         self._check_readable = check_readable
         self._yields = yields
         self._yielded_at = 0.0
+        self._decoded_last: tuple[FetchedBatch, DecodedBatch] | None = None
+        """A batch that is handed out in parts."""
         self._stalls: Stalls[str] = Stalls(runtime.connections.client_id, remedy="")
 
     async def records(self) -> Iterator[Record]:
@@ -159,57 +161,82 @@ class Reader:
             fetched = self._partitions.take()
             if fetched is None:
                 return None
+            if fetched.is_hidden:
+                fetched.state.pass_over(fetched.next_offset)
+                continue
             batch = self._decoded(fetched)
             if batch is None:
                 continue
-            if len(batch):
-                return fetched.state, self._deserialized(fetched, batch)
-            fetched.state.pass_over(batch.next_offset)
+            if not len(batch):
+                fetched.state.pass_over(batch.next_offset)
+                continue
+            try:
+                batch = self._deserialized(batch)
+            except DeserializationFailed:
+                self._partitions.put_back(fetched)
+                raise
+            if batch.next_offset < fetched.next_offset:
+                self._partitions.put_back(fetched)
+            return fetched.state, batch
         return None
 
     def _decoded(self, fetched: FetchedBatch) -> ConsumerBatch | None:
-        """Return the records of a batch from the position on. None: it is corrupt, and is fetched once more."""
+        """Return the records of a batch from the position on, or a part of them if they take much memory
+        (`DecodedBatch.parts`). None: it is corrupt, and is fetched once more."""
         state, header = fetched.state, fetched.header
         topic, partition = state.partition
-        if header.is_control:
-            return ConsumerBatch(topic, partition, (), (), None, (), None, header.next_offset)
         position = state.position
         assert position is not None
-        try:
-            decoded = decode_batch(fetched.buffer, header, fetched.start)
-        except CorruptRecord as error:
-            self._partitions.go_back(state, position)
-            problem = f"at offsets {header.base_offset} to {header.last_offset}: {error}"
-            remedy = f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
-            corrupt = CorruptBatch(state.partition, problem, remedy, header.next_offset)
-            if self._partitions.is_first_suspicion(state, corrupt):
-                return None
-            raise corrupt from error
+        last, self._decoded_last = self._decoded_last, None
+        if last is not None and last[0].buffer is fetched.buffer and last[0].start == fetched.start:
+            decoded = last[1]
+        else:
+            last = None  # so that its memory is free for this one
+            try:
+                decoded = decode_batch(fetched.buffer, header, fetched.start)
+            except CorruptRecord as error:
+                self._partitions.go_back(state, position)
+                problem = f"at offsets {header.base_offset} to {header.last_offset}: {error}"
+                remedy = f"Try again, or skip it with seek({state.partition!r}, {header.next_offset})"
+                corrupt = CorruptBatch(state.partition, problem, remedy, header.next_offset)
+                if self._partitions.is_first_suspicion(state, corrupt):
+                    return None
+                raise corrupt from error
         state.suspicion = None
-        batch = ConsumerBatch(
-            topic,
-            partition,
-            decoded.offsets,
-            decoded.timestamps,
-            decoded.keys,
-            decoded.values,
-            decoded.headers,
-            header.next_offset,
+        # Brokers return whole batches.
+        first = bisect_left(decoded.offsets, position) if header.base_offset < position else 0
+        end = first + decoded.records_at_once
+        next_offset = fetched.next_offset
+        if end < decoded.count:
+            self._decoded_last = fetched, decoded
+            next_offset = decoded.offsets[end]
+        part = decoded.part(first, end)
+        return ConsumerBatch(
+            topic, partition, part.offsets, part.timestamps, part.keys, part.values, part.headers, next_offset
         )
-        if header.base_offset < position:  # brokers return whole batches
-            return batch.since(bisect_left(decoded.offsets, position))
-        return batch
 
-    def _deserialized(self, fetched: FetchedBatch, batch: ConsumerBatch) -> ConsumerBatch:
-        """Return the batch up to the first record that cannot be deserialized, and put the rest back. If that is the
-        first record of all, raises DeserializationFailed, again and again until the user goes elsewhere."""
+    def _deserialized(self, batch: ConsumerBatch) -> ConsumerBatch:
+        """Return the batch up to the first record that cannot be deserialized. If that is the first record of all,
+        raises DeserializationFailed, again and again until the user goes elsewhere."""
         if self._deserialize_key is None and self._deserialize_value is None:
             return batch
         try:
             return batch.deserialized(self._deserialize_key, self._deserialize_value)
         except DeserializationFailed as error:
-            self._partitions.put_back(fetched)
             readable = bisect_left(batch.offsets, error.offset)
             if readable == 0:
                 raise
             return batch.until(readable).deserialized(self._deserialize_key, self._deserialize_value)
+
+
+class Batches:
+    """An iteration by batches. A class, because an async generator would end once an `anext` of it was cancelled."""
+
+    def __init__(self, next_batch: Callable[[], Awaitable[ConsumerBatch]]) -> None:
+        self._next_batch = next_batch
+
+    def __aiter__(self) -> Batches:
+        return self
+
+    async def __anext__(self) -> ConsumerBatch:
+        return await self._next_batch()

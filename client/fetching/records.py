@@ -12,6 +12,9 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 from minibroker.protocol.words import counted
 
+_MOST_MS = (1 << 63) - 1
+"""The largest timestamp in Arrow. Two numbers in a batch may add up to one more."""
+
 
 @shows_only("topic", "partition", "offset")
 class Record(msgspec.Struct, frozen=True, gc=False):
@@ -145,6 +148,11 @@ class ConsumerBatch:
         except ImportError as error:
             raise MinibrokerError("to_arrow() needs pyarrow, which is not installed: pip install pyarrow") from error
         count = len(self)
+        milliseconds = pyarrow.timestamp("ms", "UTC")
+        try:
+            times = pyarrow.array(list(self.timestamps), milliseconds)
+        except OverflowError:
+            times = pyarrow.array([min(each, _MOST_MS) for each in self.timestamps], milliseconds)
 
         def column(values: Sequence[Any]) -> Any:
             try:
@@ -159,7 +167,7 @@ class ConsumerBatch:
                 pyarrow.repeat(pyarrow.scalar(self.topic, pyarrow.string()), count),
                 pyarrow.repeat(pyarrow.scalar(self.partition, pyarrow.int32()), count),
                 pyarrow.array(list(self.offsets), pyarrow.int64()),
-                pyarrow.array(list(self.timestamps), pyarrow.timestamp("ms", "UTC")),
+                times,
                 pyarrow.nulls(count, pyarrow.binary()) if self._keys is None else column(self._keys),
                 column(self.values),
             ],

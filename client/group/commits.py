@@ -54,6 +54,17 @@ class OffsetAndMetadata(NamedTuple):
     """Any text that the user stores with it."""
 
 
+class GroupMetadata(NamedTuple):
+    """A consumer's place in its group (`Consumer.group_metadata`), for `Transaction.send_offsets`: the coordinator
+    refuses offsets of a member that has left or was removed since (KIP-447)."""
+
+    group: str
+    generation_id: int = -1
+    """-1: partitions were assigned by hand, and no membership is checked."""
+    member_id: str = ""
+    group_instance_id: str | None = None
+
+
 def check_offsets(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:

@@ -14,6 +14,7 @@ from minibroker.client.group.member import GroupMember
 from minibroker.client.group.subscription import Selection
 from minibroker.client.group.waits import waits_for
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import counted
 
 _READY = "records are there: ask for them"
 _AT_THE_END = "at the end: nothing new has been written"
@@ -112,7 +113,11 @@ def _of_partition(fetcher: Fetcher, state: TopicPartitionState) -> str:
         return _READY
     if (why := fetcher.why_waiting(state)) is not None:
         return why
-    if state.position is not None and state.high_watermark is not None and state.position >= state.high_watermark:
+    if state.position is not None and state.end_offset is not None and state.fetch_offset >= state.end_offset:
+        held_back = (state.high_watermark or 0) - state.end_offset
+        if held_back > 0:
+            offsets = counted(held_back, "offset")
+            return f"at the last stable offset, {state.end_offset}: an open transaction holds back {offsets}"
         return _AT_THE_END
     return "being fetched"
 

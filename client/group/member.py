@@ -533,6 +533,7 @@ class GroupMember:
         while self._in_hand.holds:
             self._check()
             await self._in_hand.freed.wait()
+            self._check()  # a member may be lost in the moment in which its user asks for more
         if before in _REVOKING:
             standing.move(_REVOKING[before])
         standing.stirred.notify()

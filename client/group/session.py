@@ -15,13 +15,13 @@ from minibroker.client.fetching.fetch_state import TopicPartitionState
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.group.auto_commit import AutoCommit, positions
-from minibroker.client.group.commits import Commits, Nobody, OffsetAndMetadata, Ticket, check_offsets
+from minibroker.client.group.commits import Commits, GroupMetadata, Nobody, OffsetAndMetadata, Ticket, check_offsets
 from minibroker.client.group.group_settings import GroupSettings
 from minibroker.client.group.member import GroupMember
 from minibroker.client.group.starting_points import begin_by_hand
 from minibroker.client.group.waits import watch
 from minibroker.client.log import Logger
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 logger = Logger("minibroker.client")
@@ -71,6 +71,19 @@ class GroupSession:
                 None if self._auto_commit is None else self._auto_commit.commit,
             )
             self.commits.committer = self.member.standing
+
+    def metadata(self) -> GroupMetadata:
+        """See `Consumer.group_metadata`. A member that was removed joins again only after its user has asked for
+        records. So the membership is one under which the records that the user holds may be committed."""
+        membership = self.commits.committer.membership()
+        if membership is not None:
+            return GroupMetadata(*membership)
+        raise BrokerError(
+            ErrorCode.ILLEGAL_GENERATION,
+            f"the consumer is not a member of group {self.commits.group} now, or not any more, so it may not commit "
+            "offsets: abort the transaction, and ask the consumer for records again",
+            is_complete=True,
+        )
 
     # -- its tasks --
 

@@ -55,8 +55,8 @@ def waits_for(member: GroupMember, runtime: ClientRuntime, in_hand: InHand) -> W
                 return Wait(f"no assignment: group {group} has been rebalancing {since}{trouble}")
             return Wait(
                 f"no assignment: group {group} has been rebalancing {since}, and waits for other members, each of "
-                "which joins when its user asks for the next records, or is put out after its session_timeout_ms or "
-                f"max_poll_interval_ms: see `minibroker groups describe {group}`"
+                "which joins when its user asks for the next records, or is put out after its session_timeout_ms "
+                f"(45,000 by default) or max_poll_interval_ms: see `minibroker groups describe {group}`"
             )
         case "completing rebalance":
             return Wait(f"no assignment yet: group {group} has been dealing out partitions {since}{trouble}")

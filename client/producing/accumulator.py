@@ -75,6 +75,7 @@ class Accumulator:
         partitioner: Partitioner | RecordPartitioner,
         random: Random,
         check_caller: Callable[[], None] | None = None,
+        is_transactional: bool = False,
     ) -> None:
         self._batch_size = batch_size
         self._buffer = Buffer(buffer_memory)
@@ -82,6 +83,7 @@ class Accumulator:
         self._linger_s = linger_s
         self._delivery_timeout_s = delivery_timeout_s
         self._is_idempotent = is_idempotent
+        self._is_transactional = is_transactional
         choice = PartitionChoice(partitioner, random)
         self._by_key = choice.by_key
         self._topics: dict[str, TopicState] = {}
@@ -97,6 +99,10 @@ class Accumulator:
         self.open_batches = self._filling.open_batches
         self.on_room: Callable[[], None] = lambda: None
         """Called when room becomes free other than through the sender."""
+        self.on_failed: Callable[[Batch, MinibrokerError], None] | None = None
+        """Called when a batch fails."""
+        self.has_sent = False
+        """A batch of the present transaction was taken, so a partition may have joined it."""
         self._failed: dict[Batch, None] = {}
         self.identity: Identity | None = None
         """The producer id for partitions that need one; None: the sender must obtain it."""
@@ -400,6 +406,7 @@ class Accumulator:
             self._active[queue] = None
         if self._is_idempotent and batch.identity is None:
             queue.number(batch, self.identity)
+        self.has_sent = True
         batch.attempts += 1
         batch.topic_id = self._topics[batch.topic].topic_id
         queue.in_flight.append(batch)
@@ -418,13 +425,16 @@ class Accumulator:
             batch.maybe_appended = True
         queue = self.queue_of(batch)
         queue.in_flight.remove(batch)
-        return judge_batch(
+        verdict = judge_batch(
             code,
             record_count=batch.count,
             is_first=queue.is_first(batch),
             maybe_appended=batch.maybe_appended,
             is_idempotent=self._is_idempotent,
         )
+        if verdict is BatchVerdict.RENUMBER and self._is_transactional:
+            return BatchVerdict.FAIL  # only the coordinator raises the epoch, at the end of the transaction
+        return verdict
 
     def delivered(self, batch: Batch, base_offset: int, log_append_time_ms: int) -> None:
         """After `judge`: the batch is in the log."""
@@ -488,6 +498,9 @@ class Accumulator:
             self._active[queue] = None
 
     def _lose_numbers(self, queue: PartitionQueue, identity: Identity | None) -> None:
+        if self._is_transactional:
+            queue.begin_again(identity)
+            return
         is_used_up = queue.lose_numbers(identity)
         if is_used_up and self.identity and identity and self.identity.producer_id == identity.producer_id:
             self.identity = None
@@ -501,6 +514,8 @@ class Accumulator:
             batch.told_changed = self._told_changed
         self._generations.count(batch, -1)
         batch.finish(error)
+        if error is not None and self.on_failed is not None:
+            self.on_failed(batch, error)
 
     def _told_changed(self, batch: Batch) -> None:
         """Update the memory of a failed batch: all of its failures were reported, or the caller that awaited one is
@@ -562,6 +577,28 @@ class Accumulator:
                     del self._held[batch.topic]
             self._lose_numbers(queue, batch.identity)
         self._end(batch, error)
+
+    # -- transactions --
+
+    def close_batches(self) -> None:
+        """Add no more records to any batch. Records that are added after this go into new ones."""
+        for state in self._topics.values():
+            for queue in (*state.queues.values(), state.held):
+                if queue.open is not None:
+                    self._filling.close(state, queue.open)
+
+    def abandon(self, error: MinibrokerError) -> None:
+        """Fail every record that has not ended, since its transaction is aborted. Batches in flight stay in flight
+        until their answers: the next transaction's records must not overtake them."""
+        for batch in list(self._unended()):
+            self.expire(batch, error)
+
+    def begin_epoch(self, identity: Identity) -> None:
+        """Number the batches that are taken from now on under this identity, from 0. Every batch must have ended."""
+        self.identity = identity
+        for state in self._topics.values():
+            for queue in state.queues.values():
+                queue.forget_numbers()
 
     def fail_all(self, error: MinibrokerError) -> None:
         """Fail every record that has not ended, when the producer is closed or has crashed."""

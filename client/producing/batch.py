@@ -66,6 +66,11 @@ NOT_APPENDED = frozenset(
         ErrorCode.THROTTLING_QUOTA_EXCEEDED,
         ErrorCode.UNKNOWN_TOPIC_ID,
         ErrorCode.INCONSISTENT_TOPIC_ID,
+        ErrorCode.CONCURRENT_TRANSACTIONS,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
     }
 )
 """Errors that a broker returns before it appends. After any other error the batch may have been appended; even after
@@ -168,7 +173,7 @@ class Batch:
         """An upper bound of its bytes before compression."""
         return self.granted - self.room
 
-    def encode(self, compression: Compression) -> bytearray:
+    def encode(self, compression: Compression, *, is_transactional: bool = False) -> bytearray:
         """Return the record batch, encoded once for all attempts under the same number. Raises as `encode_batch`."""
         if self.encoded is None:
             producer_id, epoch = self.identity or (NO_PRODUCER_ID, NO_PRODUCER_EPOCH)
@@ -181,6 +186,7 @@ class Batch:
                 producer_id=producer_id,
                 producer_epoch=epoch,
                 base_sequence=self.sequence,
+                transactional=is_transactional,
                 is_checked=True,  # by `send` and `send_batch`
             )
         return self.encoded

@@ -18,11 +18,10 @@ from typing import Any, Protocol
 from minibroker.client.producing.batch import RECORD_OVERHEAD
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.records import MAX_TIMESTAMP_MS
 
 BytesLike = bytes | bytearray | memoryview
 Column = list[bytes | None]
-
-MAX_TIMESTAMP_MS = 1 << 62
 
 
 class ArrowArray(Protocol):
@@ -138,15 +137,16 @@ def checked_timestamps(timestamps_ms: object) -> list[int]:
     types, and BrokerError (INVALID_TIMESTAMP) for a time out of range."""
     column = _arrow_times(timestamps_ms) if is_arrow(timestamps_ms) else checked_list("timestamps_ms", timestamps_ms)
     types = set(map(type, column))
-    if types and not (types == _INT and min(column) >= 0 and max(column) < MAX_TIMESTAMP_MS):
+    if types and not (types == _INT and min(column) >= 0 and max(column) <= MAX_TIMESTAMP_MS):
         index, wrong = next(
             (index, each)
             for index, each in enumerate(column)
-            if type(each) is not int or not 0 <= each < MAX_TIMESTAMP_MS
+            if type(each) is not int or not 0 <= each <= MAX_TIMESTAMP_MS
         )
         raise BrokerError(
             ErrorCode.INVALID_TIMESTAMP,
-            f"timestamps_ms[{index}]={shown(wrong)}: give milliseconds since 1970, a whole number from 0 on",
+            f"timestamps_ms[{index}]={shown(wrong)}: give milliseconds since 1970, a whole number from 0 to "
+            f"{MAX_TIMESTAMP_MS}",
             is_complete=True,
         )
     return column

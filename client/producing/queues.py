@@ -83,6 +83,17 @@ class PartitionQueue:
         batch.sequence = self.next_sequence
         self.next_sequence = (self.next_sequence + batch.count) & SEQUENCE_MASK
 
+    def begin_again(self, identity: Identity | None) -> None:
+        """Number the batches from 0 under the same identity: the log knows nothing of it, or the transaction aborts."""
+        if identity is not None and self.identity == identity:
+            self.next_sequence = 0
+            self._number_anew()
+
+    def forget_numbers(self) -> None:
+        """Number the next batch from 0 under another identity, which the producer has got."""
+        self.identity = None
+        self.next_sequence = 0
+
     def begins_anew(self, batch: Batch) -> bool:
         """Return whether the batch would be the first of its producer id or epoch."""
         return batch.identity is None and (self.identity is None or self.next_sequence == 0)
@@ -103,10 +114,13 @@ class PartitionQueue:
         else:
             self.identity = identity._replace(epoch=identity.epoch + 1)
             self.next_sequence = 0
+        self._number_anew()
+        return is_used_up
+
+    def _number_anew(self) -> None:
         for batch in self.waiting:
             if not batch.maybe_appended:
                 batch.number_anew()
-        return is_used_up
 
 
 @dataclass(slots=True, eq=False, repr=False)

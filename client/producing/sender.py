@@ -15,6 +15,7 @@ from collections.abc import Callable, Sequence
 from math import inf
 
 from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.coordinators import first_pause_s
 from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderRequests
 from minibroker.client.cluster.metadata import Leader
 from minibroker.client.cluster.retries import exponential_backoff_s
@@ -63,6 +64,7 @@ class Sender:
         max_block_s: float,
         availability_timeout_s: float,
         on_progress: Callable[[], None],
+        transactional_id: str | None = None,
     ) -> None:
         self._runtime = runtime
         self._metadata = runtime.metadata
@@ -80,6 +82,9 @@ class Sender:
         self._unavailable: frozenset[int] = frozenset()
         """Leaders that have been held up for longer than `availability_timeout_s`."""
         self._on_progress = on_progress
+        self._transactional_id = transactional_id
+        self.before_sending: Callable[[], None] | None = None
+        """Called in every step once answers are handled."""
         self._requests: LeaderRequests[Batch, m.ProduceResponse] = LeaderRequests(
             runtime, PRODUCE, Purpose.PRODUCE, partition_of=_partition_of
         )
@@ -118,6 +123,8 @@ class Sender:
             for batch in self._accumulator.expired(now):
                 self._accumulator.expire(batch, self._timed_out(batch, now))
             self._next_expiry = self._accumulator.next_expiry(now)
+        if self.before_sending is not None:
+            self.before_sending()
         while self._send_ready(now):
             pass
         due = min(due, self._note_unavailable(now))
@@ -149,6 +156,8 @@ class Sender:
                     due = min(due, wrong_since + self._max_block_s)
                 else:
                     detail = f"{topic}, after {now - held_since:.1f} s (max_block_ms)"
+                    if error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+                        detail = f"this producer's principal may not Describe Topic {topic!r}: it needs Write on it"
                     self._accumulator.fail_held(topic, BrokerError(error, detail))
                     self._accumulator.forget(topic)
                     self._metadata.unwant(topic)
@@ -204,6 +213,10 @@ class Sender:
         leader = self._metadata.cluster.leader(topic, partition)
         if leader is None:
             return None, "it has no leader that can be reached: see `minibroker status`"
+        if self._requests.was_muted(leader.node_id):
+            return None, f"its leader, broker {leader.node_id}, throttles this client, which is over a quota: see " + (
+                "`minibroker configs describe`"
+            )
         if self._requests.count(leader.node_id):
             wait = ", or still waits for its replicas" if self._acks == -1 else ""
             return None, f"its leader, broker {leader.node_id}, has not answered{wait}: see `minibroker status`"
@@ -296,10 +309,12 @@ class Sender:
         for leader, queue in queues:
             if batches and size + queue.waiting[0].size > self._max_request_size:
                 continue
+            if len(batches) == m.MAX_PRODUCE_PARTITIONS:
+                break
             batch = self._accumulator.take(queue)
             queue.tried = leader
             try:
-                records = batch.encode(self._compression)
+                records = batch.encode(self._compression, is_transactional=self._transactional_id is not None)
             except (TypeError, ValueError) as error:
                 self._settle_batch(batch, ErrorCode.INVALID_RECORD, f"it cannot be encoded: {error}", None, now)
                 continue
@@ -312,7 +327,7 @@ class Sender:
         if not batches:
             return
         message = m.ProduceRequest(
-            None,
+            self._transactional_id,
             self._acks,
             round(self._runtime.request_timeout_s * 1_000),
             list(topics.values()),
@@ -370,7 +385,8 @@ class Sender:
             self._requests.leader_moved(TopicPartition(*key), answer, topic_id)
             pause_s = self._runtime.retry_backoff_s
         else:
-            pause_s = exponential_backoff_s(batch.attempts, self._runtime.retry_backoff_s, self._runtime.world.random)
+            first_s = first_pause_s(error) or self._runtime.retry_backoff_s
+            pause_s = exponential_backoff_s(batch.attempts, first_s, self._runtime.world.random)
         match verdict:
             case BatchVerdict.RETRY:
                 self._accumulator.retry(batch, now + pause_s)

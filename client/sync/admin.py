@@ -3,10 +3,12 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from typing import Unpack
 
 from minibroker.client.admin import Admin as AsyncAdmin
 from minibroker.client.administering.timeline import TimelineRead
 from minibroker.client.administering.timeline import TimelineReader as AsyncTimelineReader
+from minibroker.client.security import Security
 from minibroker.client.settings import knows_other_names
 from minibroker.client.sync.facade import Facade, blocking
 
@@ -31,6 +33,7 @@ class Admin(Facade[AsyncAdmin]):
         default_api_timeout_ms: float = 60_000,
         retry_backoff_ms: float = 100,
         metadata_max_age_ms: float = 300_000,
+        **security: Unpack[Security],
     ) -> None:
         super().__init__(
             AsyncAdmin(
@@ -40,6 +43,7 @@ class Admin(Facade[AsyncAdmin]):
                 default_api_timeout_ms=default_api_timeout_ms,
                 retry_backoff_ms=retry_backoff_ms,
                 metadata_max_age_ms=metadata_max_age_ms,
+                **security,
             )
         )
 
@@ -54,6 +58,11 @@ class Admin(Facade[AsyncAdmin]):
 
     describe_cluster = blocking(AsyncAdmin.describe_cluster)
     describe_log_dirs = blocking(AsyncAdmin.describe_log_dirs)
+    create_acls = blocking(AsyncAdmin.create_acls)
+    describe_acls = blocking(AsyncAdmin.describe_acls)
+    delete_acls = blocking(AsyncAdmin.delete_acls)
+    describe_user_scram_credentials = blocking(AsyncAdmin.describe_user_scram_credentials)
+    alter_user_scram_credentials = blocking(AsyncAdmin.alter_user_scram_credentials)
     timeline = blocking(AsyncAdmin.timeline)
 
     def timeline_reader(self, since_ms: int = 0) -> TimelineReader:
@@ -62,6 +71,9 @@ class Admin(Facade[AsyncAdmin]):
 
     describe_configs = blocking(AsyncAdmin.describe_configs)
     incremental_alter_configs = blocking(AsyncAdmin.incremental_alter_configs)
+
+    describe_client_quotas = blocking(AsyncAdmin.describe_client_quotas)
+    alter_client_quotas = blocking(AsyncAdmin.alter_client_quotas)
 
     delete_records = blocking(AsyncAdmin.delete_records)
     list_offsets = blocking(AsyncAdmin.list_offsets)
@@ -72,6 +84,12 @@ class Admin(Facade[AsyncAdmin]):
     list_group_offsets = blocking(AsyncAdmin.list_group_offsets)
     alter_group_offsets = blocking(AsyncAdmin.alter_group_offsets)
     delete_group_offsets = blocking(AsyncAdmin.delete_group_offsets)
+
+    list_transactions = blocking(AsyncAdmin.list_transactions)
+    describe_transactions = blocking(AsyncAdmin.describe_transactions)
+    describe_producers = blocking(AsyncAdmin.describe_producers)
+    fence_producers = blocking(AsyncAdmin.fence_producers)
+    abort_transaction = blocking(AsyncAdmin.abort_transaction)
 
     alter_partition_reassignments = blocking(AsyncAdmin.alter_partition_reassignments)
     list_partition_reassignments = blocking(AsyncAdmin.list_partition_reassignments)

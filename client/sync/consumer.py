@@ -20,22 +20,23 @@ import inspect
 import re
 import sys
 import threading
-from collections import deque
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from functools import partial
 from types import TracebackType
-from typing import Literal
+from typing import Literal, Unpack
 
 from minibroker.client.consumer import Consumer as AsyncConsumer
-from minibroker.client.errors import Closed, InvalidSetting, WithinListener
+from minibroker.client.errors import Closed, InvalidSetting
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.group.assignors import Strategy
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.listener import RebalanceListener as AsyncRebalanceListener
+from minibroker.client.security import Security
 from minibroker.client.serializers import DeserializerChoice
-from minibroker.client.settings import check_ms, knows_other_names
+from minibroker.client.settings import IsolationLevel, check_ms, knows_other_names
 from minibroker.client.sync.background import Background, Call
+from minibroker.client.sync.errands import Errands
 from minibroker.client.sync.facade import Coroutines, Ending, Facade, T, blocking, in_loop
 from minibroker.protocol.model import TopicPartition
 
@@ -68,101 +69,8 @@ class RebalanceListener:
         self.on_partitions_revoked(partitions)
 
 
-class _Errand:
-    """A call that the loop makes in a thread of the user."""
-
-    def __init__(self, work: Callable[[], None]) -> None:
-        self._work = work
-        self.done: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-
-        self.was_interrupted = False
-
-    def carry_out(self, background: Background) -> None:
-        error: Exception | None = None
-        try:
-            self._work()
-        except Exception as raised:  # noqa: BLE001 - the user's code, and the user's call raises this
-            error = raised
-        self.settle(background, error)
-
-    def settle(self, background: Background, error: Exception | None = None) -> None:
-        with suppress(Closed):
-            background.soon(partial(self._settle, error))
-
-    def _settle(self, error: Exception | None) -> None:
-        if self.done.done():
-            return
-        if error is None:
-            self.done.set_result(None)
-        else:
-            self.done.set_exception(error)
-
-
-class _Errands:
-    """The errands of one consumer. The next thread that asks for records, or one that is asking already, carries them
-    out. If an errand is interrupted (Ctrl-C), the next call carries it out again, because positions may depend on it,
-    unless that call closes the consumer."""
-
-    def __init__(self) -> None:
-        self.background: Background
-        self._waiting: deque[_Errand] = deque()
-        self._is_over = False
-        self._threads: set[int] = set()
-        """The threads that run the user's listener."""
-
-    async def run(self, work: Callable[[], None]) -> None:
-        if self._is_over:
-            return
-        errand = _Errand(work)
-        self._waiting.append(errand)
-        self.background.poke()
-        try:
-            await errand.done
-        finally:
-            with suppress(ValueError):  # it is being carried out, or was
-                self._waiting.remove(errand)
-
-    def end(self) -> None:
-        """Cancel the errands: no thread will ask any more."""
-        self._is_over = True
-        for errand in self._waiting:
-            errand.done.cancel()
-
-    def serve(self) -> None:
-        """Carry out waiting errands, in the user's thread."""
-        thread = threading.get_ident()
-        with suppress(IndexError):  # another thread has taken it
-            while self._waiting:
-                errand = self._waiting.popleft()
-                self._threads.add(thread)
-                try:
-                    errand.carry_out(self.background)
-                except BaseException:  # interrupted
-                    if self._is_over:
-                        errand.settle(self.background)
-                    else:
-                        errand.was_interrupted = True
-                        self._waiting.appendleft(errand)
-                    raise
-                finally:
-                    self._threads.discard(thread)
-
-    def give_up_what_was_interrupted(self) -> None:
-        """Drop interrupted errands, in the user's thread, which is about to close the consumer."""
-        for errand in list(self._waiting):
-            if errand.was_interrupted:
-                with suppress(ValueError):  # another thread has taken it
-                    self._waiting.remove(errand)
-                    errand.settle(self.background)
-
-    def check_not_within(self, call: str) -> None:
-        """Raises WithinListener."""
-        if threading.get_ident() in self._threads:
-            raise WithinListener(call)
-
-
 class _Listener(AsyncRebalanceListener):
-    def __init__(self, listener: RebalanceListener, errands: _Errands) -> None:
+    def __init__(self, listener: RebalanceListener, errands: Errands) -> None:
         self._listener = listener
         self._errands = errands
 
@@ -177,7 +85,7 @@ class _Listener(AsyncRebalanceListener):
 
 
 class _Ending(Ending):
-    def __init__(self, consumer: AsyncConsumer, errands: _Errands) -> None:
+    def __init__(self, consumer: AsyncConsumer, errands: Errands) -> None:
         super().__init__(consumer)
         self._consumer = consumer
         self._errands = errands
@@ -231,6 +139,7 @@ class Consumer(Facade[AsyncConsumer]):
         listener: RebalanceListener | None = None,
         partition_assignment_strategy: Strategy | list[Strategy] | tuple[Strategy, ...] = "cooperative-sticky",
         auto_offset_reset: Literal["earliest", "latest", "none"] = "earliest",
+        isolation_level: IsolationLevel = "read_uncommitted",
         enable_auto_commit: bool = False,
         auto_commit_interval_ms: float = 5_000,
         session_timeout_ms: float = 45_000,
@@ -249,8 +158,9 @@ class Consumer(Facade[AsyncConsumer]):
         default_api_timeout_ms: float = 60_000,
         retry_backoff_ms: float = 100,
         metadata_max_age_ms: float = 30_000,
+        **security: Unpack[Security],
     ) -> None:
-        self._errands = _Errands()
+        self._errands = Errands()
         client = AsyncConsumer(
             bootstrap,
             topics=topics,
@@ -261,6 +171,7 @@ class Consumer(Facade[AsyncConsumer]):
             listener=self._in_callers_thread(listener),
             partition_assignment_strategy=partition_assignment_strategy,
             auto_offset_reset=auto_offset_reset,
+            isolation_level=isolation_level,
             enable_auto_commit=enable_auto_commit,
             auto_commit_interval_ms=auto_commit_interval_ms,
             session_timeout_ms=session_timeout_ms,
@@ -279,6 +190,7 @@ class Consumer(Facade[AsyncConsumer]):
             default_api_timeout_ms=default_api_timeout_ms,
             retry_backoff_ms=retry_backoff_ms,
             metadata_max_age_ms=metadata_max_age_ms,
+            **security,
         )
         self._goodbye = _Ending(client, self._errands)
         super().__init__(client, self._goodbye)
@@ -457,6 +369,7 @@ class Consumer(Facade[AsyncConsumer]):
         return outcome
 
     committed = blocking(AsyncConsumer.committed)
+    group_metadata = in_loop(AsyncConsumer.group_metadata)
     status = in_loop(AsyncConsumer.status)
     beginning_offsets = blocking(AsyncConsumer.beginning_offsets)
     end_offsets = blocking(AsyncConsumer.end_offsets)

@@ -3,7 +3,8 @@ lives.
 
 `blocking` and `in_loop` derive a method from the asynchronous client's, with its signature and docstring. The
 constructors repeat the settings. Rejected: typing the settings once (a TypedDict with Unpack, or a dataclass). `help()`
-and editors would show `**settings` in place of names, types and defaults. A test compares the two lists instead.
+and editors would show `**settings` in place of names, types and defaults. A test compares the two lists instead. The
+arguments about security, the same in all clients, are the exception (`client/security.py`).
 """
 
 from __future__ import annotations

@@ -30,23 +30,29 @@ from typing import Any, NamedTuple
 
 import msgspec
 
-from minibroker.client.errors import ApiTimedOut, BufferFull, ClientCrashed, Closed, DeliveryFailed, FailedRecord
-from minibroker.client.log import Logger
-from minibroker.client.producer import (
-    CANCELLED_FLUSH_S,
-    check_partition,
-    check_timestamp_ms,
-    checked_headers,
-    not_acknowledged,
+from minibroker.client.errors import (
+    ApiTimedOut,
+    AuthenticationFailed,
+    BufferFull,
+    ClientCrashed,
+    Closed,
+    DeliveryFailed,
+    FailedRecord,
+    ForkedClient,
+    TransactionAborted,
 )
+from minibroker.client.log import Logger
+from minibroker.client.producer import CANCELLED_FLUSH_S, not_acknowledged
 from minibroker.client.producer import Producer as AsyncProducer
 from minibroker.client.producing import delivery as asynchronous
+from minibroker.client.producing.arguments import Headers, check_partition, check_timestamp_ms, checked_headers
 from minibroker.client.producing.columns import Column
 from minibroker.client.producing.delivery import BatchMetadata, OnDelivery, RecordMetadata, check_on_delivery, own_copy
 from minibroker.client.settings import check_ms
 from minibroker.client.sync.background import Background
 from minibroker.client.sync.facade import Ending, T
 from minibroker.client.tasks import Pulse
+from minibroker.client.transactions.transaction import Transaction
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 
@@ -59,7 +65,6 @@ CHUNK_RECORDS = 1_024
 LOOK_AGAIN_S = 0.01
 """Look for room in the buffer at least this often."""
 
-_Headers = Sequence[tuple[str, bytes | None]]
 _Columns = tuple[Column, Column | None, list[int] | None, int | None]
 """The arguments of `send_batch`: values, keys, timestamps, partition."""
 _Ended = tuple[OnDelivery, RecordMetadata | None, MinibrokerError | None]
@@ -197,9 +202,12 @@ class Handover(Ending):
     def __init__(self, producer: AsyncProducer, max_block_s: float) -> None:
         super().__init__(producer)
         self._producer = producer
+        producer._repeats_when_full = True
+        self._transactions = producer._transactions
         self._max_block_s = max_block_s
         self.background: Background
-        self.is_open = False
+        self._is_open = False
+        self.takes_records = False
         """False: `send` must find out why."""
         self.queue: deque[Delivery | BatchDelivery] = deque()
         self.is_awake = False
@@ -225,7 +233,29 @@ class Handover(Ending):
         self._untold = 0
         """The number of records whose failure cannot be reported, since the body of `with` was interrupted."""
 
+    @property
+    def is_open(self) -> bool:
+        """Whether the producer is open. A producer with a `transactional_id` takes records only in transactions."""
+        return self._is_open
+
+    @is_open.setter
+    def is_open(self, is_open: bool) -> None:
+        self._is_open = is_open
+        self.takes_records = is_open and self._transactions is None
+
     # -- in the threads of callers --
+
+    def check_transaction(self) -> None:
+        """Raises InvalidTransactionState outside of a transaction, and ProducerFenced."""
+        if self._transactions is not None:
+            self._transactions.check_open()
+
+    def not_sent(self, error: BaseException, topic: object) -> None:
+        """`send` or `send_batch` raises this error. The loop learns of it before the end of the block."""
+        if self._transactions is not None:
+            transaction = self._transactions.current
+            with suppress(Closed, ForkedClient):  # it is aborted then
+                self.background.soon(partial(self._transactions.not_sent, error, topic, transaction))
 
     def wake(self) -> None:
         """Wake the task after something was added to the queue. Raises Closed."""
@@ -361,7 +391,7 @@ class Handover(Ending):
                     self._tell()
                     while self._failures and not self._waiting_for_results:
                         await self._progress.wait()
-                except (BufferFull, Closed, ClientCrashed):
+                except (BufferFull, Closed, ClientCrashed, AuthenticationFailed):
                     pass  # callers have their own time limits, and the next `send` raises
                 if not has_room:
                     with suppress(TimeoutError):
@@ -391,6 +421,8 @@ class Handover(Ending):
                     queue.appendleft(record)
                     count, has_room = number, False
                     break
+                if self._transactions is not None:
+                    self._transactions.not_sent(error, record._topic)
                 self._refuse(record, error)
             except (MinibrokerError, TypeError, ValueError) as error:
                 self._refuse(record, error)
@@ -405,7 +437,7 @@ class Handover(Ending):
         self.background.poke()
 
     def _refuse(self, record: Delivery | BatchDelivery, error: MinibrokerError | TypeError | ValueError) -> None:
-        if isinstance(error, ClientCrashed):
+        if isinstance(error, ClientCrashed | AuthenticationFailed):
             self.is_open = False
         if isinstance(record, BatchDelivery):
             record._error = error
@@ -420,8 +452,12 @@ class Handover(Ending):
 
     def _refuse_all(self, error: MinibrokerError) -> None:
         self.is_open = self.is_awake = False
+        self._refuse_queued(error)
+
+    def _refuse_queued(self, error: MinibrokerError) -> None:
         while self.queue:
             self._refuse(self.queue.popleft(), error)
+            self._taken += 1
         self._tell()
 
     def _tell(self) -> None:
@@ -452,13 +488,45 @@ class Handover(Ending):
         if failures := self._take_failures():
             raise DeliveryFailed(failures)
 
-    async def flush(self) -> None:
+    async def begin(self, transaction: Transaction) -> None:
+        """Begin a transaction, and take records for it."""
+        await transaction.__aenter__()
+        self.takes_records = self.is_open
+
+    async def end(self, transaction: Transaction, error: BaseException | None) -> None:
+        """End a transaction, after its queued records were taken. `error` has ended its block."""
+        self.takes_records = False
+        try:
+            if error is None:
+                await self._take_queued()
+        except BaseException as cancelled:
+            error = cancelled
+            raise
+        finally:
+            if error is not None and self._transactions is not None:
+                why = f"its block was left by {type(error).__name__}"
+                self._refuse_queued(TransactionAborted(self._transactions.transactional_id, why))
+            try:
+                await transaction.__aexit__(None if error is None else type(error), error, None)
+            finally:
+                self._take_failures()  # the outcome of the transaction is what counts
+
+    async def _take_queued(self) -> list[FailedRecord]:
+        """Wait until all records that are queued now were taken. Return failures that were not reported."""
         failures: list[FailedRecord] = []
         target = self._taken + len(self.queue)
         try:
             while self._taken < target:
                 failures += self._take_failures()
                 await self._progress.wait()
+        except BaseException:  # interrupted
+            self._put_back(failures)
+            raise
+        return failures
+
+    async def flush(self) -> None:
+        failures = await self._take_queued()
+        try:
             try:
                 await self._producer.flush()
             except DeliveryFailed as error:
@@ -550,7 +618,7 @@ def _failure(record: Delivery) -> FailedRecord:
 
 
 def checked(
-    partition: int | None, timestamp_ms: int | None, headers: _Headers | None, on_delivery: OnDelivery | None
+    partition: int | None, timestamp_ms: int | None, headers: Headers | None, on_delivery: OnDelivery | None
 ) -> Unusual:
     if partition is not None:
         check_partition(partition)

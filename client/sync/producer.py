@@ -3,25 +3,25 @@
 from __future__ import annotations
 
 from collections.abc import Coroutine, Iterable, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, Unpack
 
-from minibroker.client.producer import (
-    DEFAULT_PARTITIONER,
-    column_of,
-)
+from minibroker.client.errors import InvalidTransactionState
+from minibroker.client.producer import DEFAULT_PARTITIONER
 from minibroker.client.producer import Producer as AsyncProducer
+from minibroker.client.producing.arguments import Headers, column_of
 from minibroker.client.producing.columns import ArrowArray, as_bytes, checked_timestamps
 from minibroker.client.producing.delivery import OnDelivery
 from minibroker.client.producing.partitioners import Partitioner, RecordPartitioner
+from minibroker.client.security import Security
 from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import check_ms, check_topic_name, knows_other_names
+from minibroker.client.settings import NamesOfKafkasProducer, check_ms, check_topic_name, knows_other_names
 from minibroker.client.sync.facade import Facade, within
 from minibroker.client.sync.handover import LARGE_BYTES, QUEUE_RECORDS, BatchDelivery, Delivery, Handover, checked
+from minibroker.client.sync.transaction import Transaction
+from minibroker.protocol.errors import MinibrokerError
 
-_Headers = Sequence[tuple[str, bytes | None]]
 
-
-class Producer(Facade[AsyncProducer]):
+class Producer(NamesOfKafkasProducer, Facade[AsyncProducer]):
     """Sends records, from any thread. Use it as `with Producer("host:9092") as producer`, or call `start` and `close`.
 
     Guarantees and settings are those of `minibroker.Producer`. Records of one thread are delivered to their partition
@@ -61,6 +61,9 @@ class Producer(Facade[AsyncProducer]):
         partitioner_availability_timeout_ms: float = 0,
         key_serializer: SerializerChoice = "bytes",
         value_serializer: SerializerChoice = "bytes",
+        transactional_id: str | None = None,
+        transaction_timeout_ms: float = 60_000,
+        **security: Unpack[Security],
     ) -> None:
         client = AsyncProducer(
             bootstrap,
@@ -80,6 +83,9 @@ class Producer(Facade[AsyncProducer]):
             metadata_max_age_ms=metadata_max_age_ms,
             partitioner=partitioner,
             partitioner_availability_timeout_ms=partitioner_availability_timeout_ms,
+            transactional_id=transactional_id,
+            transaction_timeout_ms=transaction_timeout_ms,
+            **security,
         )
         self._serialize_key = choose_serializer("key_serializer", key_serializer)
         self._serialize_value = choose_serializer("value_serializer", value_serializer)
@@ -90,6 +96,20 @@ class Producer(Facade[AsyncProducer]):
         self._topics: set[str] = set()
         """Topics whose names are known to be legal."""
 
+    def transaction(self) -> Transaction:
+        """Return a transaction, for `with producer.transaction() as transaction`. Raises InvalidSetting if the producer
+        has no `transactional_id`. A transaction that begins while another one is open raises
+        InvalidTransactionState."""
+        return Transaction(self._handover, self._call, self._serve, self._client.transaction())
+
+    def _refusal(self) -> MinibrokerError:
+        """Return why no records are taken."""
+        if not self._handover.is_open:
+            return self._not_running()
+        return InvalidTransactionState(
+            "no transaction of this producer is open: send within `with producer.transaction():`"
+        )
+
     def send(
         self,
         topic: str,
@@ -97,7 +117,7 @@ class Producer(Facade[AsyncProducer]):
         key: Any = None,
         partition: int | None = None,
         timestamp_ms: int | None = None,
-        headers: _Headers | None = None,
+        headers: Headers | None = None,
         on_delivery: OnDelivery | None = None,
     ) -> Delivery:
         """Queue a record, and return without waiting unless the buffer is full. `value` None is a tombstone. The
@@ -105,9 +125,10 @@ class Producer(Facade[AsyncProducer]):
 
         Raises TypeError for other types, SerializationFailed, BrokerError for an illegal topic name
         (INVALID_TOPIC_EXCEPTION), partition or timestamp, BufferFull after `max_block_ms`, DeliveryFailed if the buffer
-        is full and holds failed records that were not reported, Closed, ForkedClient and ClientCrashed. The record is
-        then not sent. `Delivery.result` or `flush` raise the other errors: the record is too large (MESSAGE_TOO_LARGE),
-        the topic has no such partition (UNKNOWN_TOPIC_OR_PARTITION), PartitionerFailed.
+        is full and holds failed records that were not reported, Closed, ForkedClient and ClientCrashed; with a
+        `transactional_id` InvalidTransactionState outside of a transaction. The record is then not sent.
+        `Delivery.result` or `flush` raise the other errors: the record is too large (MESSAGE_TOO_LARGE), the topic has
+        no such partition (UNKNOWN_TOPIC_OR_PARTITION), PartitionerFailed.
 
         `on_delivery` is called with (RecordMetadata, None) or (None, error) once the record has ended, in the order in
         which records end, and before `flush` or `close` return. It runs in a thread that calls this producer (`send`,
@@ -115,30 +136,34 @@ class Producer(Facade[AsyncProducer]):
         `on_delivery` raises, the error is logged with its traceback.
         """
         handover = self._handover
-        if not handover.is_open:
-            raise self._not_running()
-        if self._serialize_value is not None:
-            value = serialize(self._serialize_value, value, topic, "value")
-        if self._serialize_key is not None:
-            key = serialize(self._serialize_key, key, topic, "key")
-        if type(value) is not bytes and value is not None:
-            value = as_bytes("value", value)
-        if type(key) is not bytes and key is not None:
-            key = as_bytes("key", key)
-        if topic not in self._topics:
-            self._check_topic(topic)
-        unusual = None
-        if partition is not None or timestamp_ms is not None or headers is not None or on_delivery is not None:
-            unusual = checked(partition, timestamp_ms, headers, on_delivery)
-        queue = self._queue
-        if value is not None and len(value) > LARGE_BYTES:
-            self._wait_for_room(0)
-        elif len(queue) >= QUEUE_RECORDS or handover.must_report:
-            self._wait_for_room(QUEUE_RECORDS // 2)
-        delivery = Delivery(handover, topic, value, key, unusual)
-        queue.append(delivery)
-        if not handover.is_awake:
-            handover.wake()
+        if not handover.takes_records:
+            raise self._refusal()
+        try:  # costs nothing while nothing is raised
+            if self._serialize_value is not None:
+                value = serialize(self._serialize_value, value, topic, "value")
+            if self._serialize_key is not None:
+                key = serialize(self._serialize_key, key, topic, "key")
+            if type(value) is not bytes and value is not None:
+                value = as_bytes("value", value)
+            if type(key) is not bytes and key is not None:
+                key = as_bytes("key", key)
+            if topic not in self._topics:
+                self._check_topic(topic)
+            unusual = None
+            if partition is not None or timestamp_ms is not None or headers is not None or on_delivery is not None:
+                unusual = checked(partition, timestamp_ms, headers, on_delivery)
+            queue = self._queue
+            if value is not None and len(value) > LARGE_BYTES:
+                self._wait_for_room(0)
+            elif len(queue) >= QUEUE_RECORDS or handover.must_report:
+                self._wait_for_room(QUEUE_RECORDS // 2)
+            delivery = Delivery(handover, topic, value, key, unusual)
+            queue.append(delivery)
+            if not handover.is_awake:
+                handover.wake()
+        except BaseException as error:
+            handover.not_sent(error, topic)
+            raise
         if handover.ended:
             handover.serve(is_waiting=False)
         return delivery
@@ -162,16 +187,20 @@ class Producer(Facade[AsyncProducer]):
         Either all records are accepted, or none: raises as the asynchronous `send_batch` and as `send`.
         """
         handover = self._handover
-        if not handover.is_open:
-            raise self._not_running()
-        value_column = column_of("values", "value", topic, values, self._serialize_value)
-        key_column = None if keys is None else column_of("keys", "key", topic, keys, self._serialize_key)
-        timestamps = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
-        batch = BatchDelivery(handover, topic, (value_column, key_column, timestamps, partition))
-        self._queue.append(batch)
-        if not handover.is_awake:
-            handover.wake()
-        handover.wait_until_taken(batch)
+        if not handover.takes_records:
+            raise self._refusal()
+        try:
+            value_column = column_of("values", "value", topic, values, self._serialize_value)
+            key_column = None if keys is None else column_of("keys", "key", topic, keys, self._serialize_key)
+            timestamps = None if timestamps_ms is None else checked_timestamps(timestamps_ms)
+            batch = BatchDelivery(handover, topic, (value_column, key_column, timestamps, partition))
+            self._queue.append(batch)
+            if not handover.is_awake:
+                handover.wake()
+            handover.wait_until_taken(batch)
+        except BaseException as error:
+            handover.not_sent(error, topic)
+            raise
         if handover.ended:
             handover.serve(is_waiting=False)
         return batch

@@ -307,6 +307,9 @@ class ClusterState:
     def partitions_of(self, topic: str) -> tuple[TopicPartition, ...]:
         return self._partitions_of.get(topic, ())
 
+    def replica_count(self, broker_id: int) -> int:
+        return len(self._partitions_on.get(broker_id, ()))
+
     def partitions_on(self, broker_id: int) -> tuple[TopicPartition, ...]:
         """Return the partitions with a replica assigned to the broker."""
         return tuple(self._partitions_on.get(broker_id, ()))

@@ -9,7 +9,7 @@ loses partitions: missing ones are written back, since the next controller would
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from random import Random
 from types import MappingProxyType
 from typing import NamedTuple
@@ -23,6 +23,7 @@ from minibroker.controller.decisions.topics import (
     MAX_MESSAGE_LENGTH,
     MAX_PARTITIONS_OF_A_TOPIC,
     MAX_TOPIC_BYTES,
+    PartitionRoom,
     Refused,
     begin_partitions,
 )
@@ -69,13 +70,14 @@ def validate(
     versions: Mapping[str, int],
     random: Random,
     malformed: Mapping[str, str] = MappingProxyType({}),
-) -> list[Growth | CreatePartitionsTopicResult]:
-    """Return, for each request in order, the grown topic or a result. The topics' znodes (`read`, with their
+    max_broker_partitions: int | None = None,
+) -> Iterator[Growth | CreatePartitionsTopicResult]:
+    """Yield, for each request in order, the grown topic or a result. The topics' znodes (`read`, with their
     `versions`) decide, since the cluster state may be behind; `malformed` has the problems of the other znodes.
 
     If an earlier attempt of the same call has succeeded, that is a success (see `CreatePartitionsTopic`).
     """
-    answers: list[Growth | CreatePartitionsTopicResult] = []
+    room = PartitionRoom(state, max_broker_partitions)
     for request in requests:
         znode = read.get(request.name)
         try:
@@ -98,10 +100,10 @@ def validate(
             # Partitions that were just removed from the znode by hand still exist: they are written back.
             there = dict(sorted((state.assignment_of(request.name) | znode.partitions).items()))
             znode = msgspec.structs.replace(znode, partitions=there)
-            answers.append(_validated(request, state, znode, versions[request.name], random))
+            answer = _validated(request, state, znode, versions[request.name], random, room)
         except Refused as refused:
-            answers.append(_refusal(request.name, refused.code, refused.message, znode))
-    return answers
+            answer = _refusal(request.name, refused.code, refused.message, znode)
+        yield answer
 
 
 def _refusal(topic: str, code: ErrorCode, message: str, znode: TopicZnode | None = None) -> CreatePartitionsTopicResult:
@@ -112,7 +114,12 @@ def _refusal(topic: str, code: ErrorCode, message: str, znode: TopicZnode | None
 
 
 def _validated(
-    request: CreatePartitionsTopic, state: ClusterState, znode: TopicZnode, version: int, random: Random
+    request: CreatePartitionsTopic,
+    state: ClusterState,
+    znode: TopicZnode,
+    version: int,
+    random: Random,
+    room: PartitionRoom,
 ) -> Growth | CreatePartitionsTopicResult:
     topic, count, present = request.name, request.count, len(znode.partitions)
     if state.is_queued_for_deletion(topic):
@@ -147,6 +154,7 @@ def _validated(
         )
     numbers = [number for number in range(count) if number not in znode.partitions]
     factor = len(znode.partitions[min(znode.partitions)])
+    room.take(topic, len(numbers), factor)
     if given is not None:
         more = _explicit(request.assignments or [], numbers, factor, state)
     else:

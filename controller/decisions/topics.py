@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from random import Random
 from typing import NamedTuple
@@ -14,12 +15,15 @@ from minibroker.controller.decisions.states.replica import PartitionReplica, Rep
 from minibroker.protocol import topic_ids
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import CreatableAssignment, CreatableTopic, CreatableTopicResult
-from minibroker.protocol.model import DURABILITY, REPLICATED, TopicPartition, topic_name_problem
+from minibroker.protocol.model import DURABILITY, INTERNAL_TOPICS, REPLICATED, TopicPartition, topic_name_problem
 from minibroker.protocol.znodes import TopicZnode, delete_topic_path, encode_config, encode_topic
 
 MAX_PARTITIONS_OF_A_TOPIC = 10_000
 MAX_TOPIC_BYTES = 900_000
 """The limit for the znodes of a topic together: they are created at once, and ZooKeeper accepts less than 1 MB."""
+
+MAX_NEW_PARTITIONS = 10_000
+"""The limit for the partitions that one request adds to all its topics (Kafka's MAX_PARTITIONS_PER_BATCH)."""
 
 MAX_MESSAGE_LENGTH = 1_000
 
@@ -63,6 +67,37 @@ class Refused(Exception):
         self.message = message
 
 
+class PartitionRoom:
+    """The partitions that a request may still add: a few bytes can ask for millions."""
+
+    def __init__(self, state: ClusterState, max_broker_partitions: int | None) -> None:
+        self._in_request = MAX_NEW_PARTITIONS
+        self._most = max_broker_partitions
+        self._replicas: float = math.inf
+        if max_broker_partitions is not None:
+            brokers = state.staying_broker_ids()
+            self._replicas = sum(max_broker_partitions - state.replica_count(broker_id) for broker_id in brokers)
+
+    def take(self, topic: str, partitions: int, replicas: int) -> None:
+        """Raises Refused, but not for the brokers' own topics, without which groups and transactions stand still."""
+        if topic not in INTERNAL_TOPICS:
+            if partitions > self._in_request:
+                raise Refused(
+                    ErrorCode.POLICY_VIOLATION,
+                    f"topic {topic!r} would get {partitions} new partitions, but one request adds at most "
+                    f"{MAX_NEW_PARTITIONS} to all its topics, and {self._in_request} are left: use several requests",
+                )
+            if partitions * replicas > self._replicas:
+                raise Refused(
+                    ErrorCode.POLICY_VIOLATION,
+                    f"topic {topic!r} would get {partitions * replicas} new replicas, but the live brokers have room "
+                    f"for {max(self._replicas, 0):.0f} with max.broker.partitions={self._most}: raise that on all "
+                    "brokers, add brokers, or delete topics",
+                )
+        self._in_request -= partitions
+        self._replicas -= partitions * replicas
+
+
 # --- Creation ------------------------------------------------------------------------------------------------
 
 
@@ -75,8 +110,9 @@ def validate(
     random: Random,
     numbers: Iterator[int],
     spent: Container[bytes] = (),
-) -> list[NewTopic | CreatableTopicResult]:
-    """Return, for each request in order, the topic to create, or the result with the reason why it is not created.
+    max_broker_partitions: int | None = None,
+) -> Iterator[NewTopic | CreatableTopicResult]:
+    """Yield, for each request in order, the topic to create, or the result with the reason why it is not created.
 
     If an earlier attempt of the same request has created the topic and its response was lost, that is a success. If
     that topic was deleted since, it is not created again: the request may be late, and another attempt answered.
@@ -88,7 +124,7 @@ def validate(
     for request in requests:
         times[request.name] = times.get(request.name, 0) + 1
     taken = {_collision_key(topic): topic for topic in state.topic_ids}
-    answers: list[NewTopic | CreatableTopicResult] = []
+    room = PartitionRoom(state, max_broker_partitions)
     for request in requests:
         try:
             if times[request.name] > 1:
@@ -97,7 +133,7 @@ def validate(
                     f"topic {request.name!r} is named {times[request.name]} times in one request: name it once",
                 )
             if is_created_by(state, request):
-                answers.append(_created_already(state, request.name))
+                yield _created_already(state, request.name)
                 continue
             if request.nonce in spent:
                 raise Refused(
@@ -107,16 +143,15 @@ def validate(
                 )
             _check_name(request.name, state, existing, taken)
             topic_id = topic_ids.make(state.controller_epoch, next(numbers), _nonce(request, random))
-            assignment = _assignment(request, state, defaults, random)
+            assignment = _assignment(request, state, defaults, random, room)
             config = _config(request, check_config, defaults.durability)
             new_topic = NewTopic(request.name, TopicZnode(topic_id, assignment), config)
             _check_size(new_topic)
         except Refused as refused:
-            answers.append(refusal(request.name, refused.code, refused.message))
+            yield refusal(request.name, refused.code, refused.message)
         else:
             taken[_collision_key(request.name)] = request.name
-            answers.append(new_topic)
-    return answers
+            yield new_topic
 
 
 def refusal(topic: str, code: ErrorCode, message: str) -> CreatableTopicResult:
@@ -192,7 +227,7 @@ def _check_name(topic: str, state: ClusterState, existing: Mapping[str, str], ta
 
 
 def _assignment(
-    request: CreatableTopic, state: ClusterState, defaults: TopicDefaults, random: Random
+    request: CreatableTopic, state: ClusterState, defaults: TopicDefaults, random: Random, room: PartitionRoom
 ) -> dict[int, tuple[int, ...]]:
     if request.assignments:
         if request.num_partitions != DEFAULT or request.replication_factor != DEFAULT:
@@ -201,7 +236,9 @@ def _assignment(
                 f"topic {request.name!r} has an assignment, and also num_partitions {request.num_partitions} and "
                 f"replication_factor {request.replication_factor}: with an assignment both must be {DEFAULT}",
             )
-        return _explicit_assignment(request.assignments, state)
+        assignment = _explicit_assignment(request.assignments, state)
+        room.take(request.name, len(assignment), len(assignment[0]))
+        return assignment
     partitions = defaults.num_partitions if request.num_partitions == DEFAULT else request.num_partitions
     _check_partition_count(partitions)
     factor = defaults.replication_factor if request.replication_factor == DEFAULT else request.replication_factor
@@ -214,6 +251,7 @@ def _assignment(
             f"the replication factor is {factor}{default}: it must be 1 to {len(live)}, the number of live brokers "
             f"({shown}); choose another, or start more brokers",
         )
+    room.take(request.name, partitions, factor)
     return assign_replicas(state.racks(), partitions, factor, random)
 
 

@@ -33,6 +33,8 @@ UNCLEAN_LEADER_ELECTION = "unclean.leader.election.enable"
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 STATES_AT_ONCE = 100
 """States per request: decoding them blocks the loop for a millisecond."""
+MOST_LOOKED_UP = 20
+"""Topics that are looked up one by one. For more, all names are read at once."""
 LONGEST_EXAMPLE = 500
 """Characters."""
 
@@ -168,6 +170,23 @@ class Gather:
 
     async def topic_names(self) -> Sequence[str]:
         return await self._names(znodes.TOPICS)
+
+    async def present(self, names: Sequence[str]) -> list[str]:
+        """Return those of the topics that exist. One read suffices, since a request may name thousands."""
+        if len(names) > MOST_LOOKED_UP:
+            there = frozenset(await self.topic_names())
+            return [name for name in names if name in there]
+        found = await self.existing([znodes.topic_path(name) for name in names])
+        return [name for name in names if znodes.topic_path(name) in found]
+
+    async def with_configs(self, names: Sequence[str]) -> list[str]:
+        """Return those of the topics that have settings, whether the topics exist or not."""
+        if len(names) > MOST_LOOKED_UP:
+            [there] = await self._access.read([partial(self._session.children, znodes.TOPIC_CONFIGS)])
+            configured = frozenset(there or [])
+            return [name for name in names if name in configured]
+        found = await self.existing([znodes.topic_config_path(name) for name in names])
+        return [name for name in names if znodes.topic_config_path(name) in found]
 
     async def topics_to_delete(self) -> Sequence[str]:
         return await self._names(znodes.DELETE_TOPICS)

@@ -193,6 +193,7 @@ class Outbox:
             client_id=self._client_id,
             connect_timeout_s=CONNECT_TIMEOUT_S,
             request_timeout_s=self._request_timeout_s,
+            listener=endpoint.listener,
         )
 
     def _answered(self, channel: _Channel, request: Outgoing, answer: m.Message | ErrorCode, took_s: float) -> None:

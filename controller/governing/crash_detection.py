@@ -5,7 +5,9 @@ leader is elected until it ends. A broken connection alone proves little: networ
 costs a leader change.
 
 The choice: one idle connection to each watched broker's control listener. When it ends, connect again;
-`decisions.crashes` judges the outcome and has the rules of suspicion.
+`decisions.crashes` judges the outcome and has the rules of suspicion. The connection only proves who this broker is, so
+that it keeps its place when strangers fill that listener. No answer is awaited: a watched broker may be busy, and one
+with another secret still lives.
 
 A host or a container whose address vanishes resets nothing, so the connection to it would stay open indefinitely. TCP
 keepalive therefore probes every second, and ends the connection after two unanswered probes, long before the session.
@@ -13,6 +15,10 @@ keepalive therefore probes every second, and ends the connection after two unans
 A broker that finds others unreachable may itself be cut off. So it makes a ZooKeeper request before the first attempt
 to reconnect, and after the last: unless both are answered promptly, the attempts in between do not count. Otherwise a
 broker whose network has come back would depose a healthy controller.
+
+To a listener with TLS, the handshake follows on the open connection, and what comes of it is no evidence of a crash: a
+broker that completes it runs, and one that does not may have another certificate or be busy. After a handshake that
+failed, the next connection stays silent, as without TLS, until the broker closes it for that.
 
 A stopped process (SIGSTOP) keeps its connections, since its kernel answers for it. The session detects it.
 
@@ -26,11 +32,14 @@ import asyncio
 import logging
 import socket
 from collections.abc import Awaitable, Callable, Iterable, Mapping, Sequence
+from typing import cast
 
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.controller.decisions import crashes
 from minibroker.controller.decisions.crashes import ConnectOutcome, Suspicion, UnreachableBroker
+from minibroker.protocol.connections.broker_connections import SilentProof
 from minibroker.protocol.connections.keepalive import OF_CRASH_DETECTION, keep_alive
+from minibroker.protocol.connections.tls import TlsFailed, TlsNetwork
 from minibroker.protocol.model import Endpoint, RegisteredBroker
 from minibroker.protocol.world import Clock, Network
 
@@ -47,15 +56,27 @@ SuspicionListener = Callable[[int, int, str], None]
 
 
 class _Watcher(asyncio.Protocol):
-    """An idle connection. `lost` is done when it has ended."""
+    """A connection that is idle after the proof. `lost` is done when it has ended."""
 
-    def __init__(self) -> None:
+    def __init__(self, proof: SilentProof | None) -> None:
         self.lost: asyncio.Future[None] = asyncio.get_running_loop().create_future()
-        self._transport: asyncio.BaseTransport | None = None
+        self._proof = proof
+        self._transport: asyncio.Transport | None = None
+
+    @property
+    def transport(self) -> asyncio.Transport:
+        assert self._transport is not None
+        return self._transport
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
-        self._transport = transport
+        self._transport = cast(asyncio.Transport, transport)  # uvloop's does not inherit from it
         keep_alive(transport, OF_CRASH_DETECTION)
+        if self._proof is not None:
+            self._transport.write(self._proof.hello())
+
+    def data_received(self, data: bytes) -> None:
+        if self._proof is not None and self._transport is not None:
+            self._transport.write(self._proof.received(data))
 
     def connection_lost(self, exc: Exception | None) -> None:
         if not self.lost.done():
@@ -68,15 +89,27 @@ class _Watcher(asyncio.Protocol):
 
 class CrashDetector:
     """Watches the brokers given to `follow`, and calls the listeners of `on_suspicion`, once per watch, when it
-    suspects one of them to have crashed. `in_touch` must return when ZooKeeper has answered a request."""
+    suspects one of them to have crashed. `in_touch` must return when ZooKeeper has answered a request. `proof_for`
+    returns this broker's proof for another one, if brokers have any."""
 
     def __init__(
-        self, network: Network, clock: Clock, detection_ms: int, in_touch: Callable[[], Awaitable[None]]
+        self,
+        network: Network,
+        clock: Clock,
+        detection_ms: int,
+        in_touch: Callable[[], Awaitable[None]],
+        tls_of: Callable[[Endpoint], TlsNetwork | None] = lambda endpoint: None,
+        proof_for: Callable[[int], SilentProof | None] = lambda _: None,
     ) -> None:
+        """`tls_of` returns what makes the handshake with an endpoint; None: it has no TLS."""
         self._network = network
+        self._tls_of = tls_of
+        self._silent_next: set[int] = set()
+        """The brokers with which the last handshake failed."""
         self._clock = clock
         self._detection_s = detection_ms / 1_000
         self._in_touch = in_touch
+        self._proof_for = proof_for
         self._listeners: list[SuspicionListener] = []
         self._troubles: dict[int, UnreachableBroker] = {}
         self._suspicions: dict[int, Suspicion] = {}
@@ -130,7 +163,7 @@ class CrashDetector:
                     if attempt:
                         await asyncio.sleep(crashes.RETRY_PAUSE_S)
                     try:
-                        watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
+                        watcher = await self._network.connect(endpoint.host, endpoint.port, lambda: _Watcher(None))
                     except ConnectionRefusedError:
                         continue
                     watcher.close()
@@ -176,7 +209,8 @@ class CrashDetector:
         ended."""
         try:
             async with asyncio.timeout(timeout_s):
-                watcher = await self._network.connect(endpoint.host, endpoint.port, _Watcher)
+                proof = self._proof_for(broker.id) if self._tls_of(endpoint) is None else None
+                watcher = await self._network.connect(endpoint.host, endpoint.port, lambda: _Watcher(proof))
         except ConnectionRefusedError:
             return ConnectOutcome.REFUSED, "it refuses connections"
         except (TimeoutError, OSError) as error:
@@ -185,16 +219,38 @@ class CrashDetector:
             return ConnectOutcome.NAME_IS_GONE if is_name_gone else ConnectOutcome.NO_ANSWER, reason
         self._troubles.pop(broker.id, None)
         connected_s = self._clock.monotonic()
+        is_proven = False
         try:
-            await watcher.lost
+            secured = await self._secured(broker, endpoint, watcher)
+            if secured is not None:
+                is_proven, watcher = secured is not watcher, secured
+                await watcher.lost
         finally:
             watcher.close()
             has_stood = self._clock.monotonic() - connected_s >= PROVEN_S
+            if is_proven and not has_stood:  # perhaps it refuses this broker's certificate, which TLS 1.3 tells late
+                self._silent_next.add(broker.id)
+                has_stood = True
             if has_stood:  # also if the watch ends before the connection
                 self._suspicions.pop(broker.id, None)
         if has_stood:
             _log.info("the connection to broker %d was lost; connecting again", broker.id)  # C1
         return ConnectOutcome.STOOD if has_stood else ConnectOutcome.CLOSED, "it accepts connections and closes them"
+
+    async def _secured(self, broker: RegisteredBroker, endpoint: Endpoint, watcher: _Watcher) -> _Watcher | None:
+        """Return the connection after the handshake, or as it is if there is none to make; None if it failed."""
+        tls = self._tls_of(endpoint)
+        if tls is None:
+            return watcher
+        if broker.id in self._silent_next:
+            self._silent_next.discard(broker.id)
+            return watcher
+        try:
+            return await tls.secure(watcher.transport, endpoint.host, lambda: _Watcher(self._proof_for(broker.id)))
+        except TlsFailed as error:
+            self._silent_next.add(broker.id)
+            _log.warning("crash detection of broker %d at %s:%d: %s", broker.id, endpoint.host, endpoint.port, error)
+            return None
 
     async def _was_cut_off(self) -> bool:
         """Return whether this broker itself may have been cut off; if so, earlier observations no longer count."""

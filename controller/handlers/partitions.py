@@ -57,13 +57,16 @@ class PartitionEvents:
             names = [topic.name for topic in pending if topic.name in known]
             await self._topics.identify({name: known[name] for name in names})
             found = await self._gather.topics(names, watch=False, known=known)
-            answers = partitions.validate(
-                pending,
-                self._state,
-                found.read,
-                found.versions,
-                self._steps.world.random,
-                {**malformed, **found.malformed},
+            answers = await self._steps.in_slices(
+                partitions.validate(
+                    pending,
+                    self._state,
+                    found.read,
+                    found.versions,
+                    self._steps.world.random,
+                    {**malformed, **found.malformed},
+                    self._steps.settings.max_broker_partitions,
+                )
             )
             new = [answer for answer in answers if isinstance(answer, partitions.Growth)]
             results |= {a.name: a for a in answers if isinstance(a, CreatePartitionsTopicResult)}

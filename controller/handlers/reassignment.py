@@ -69,8 +69,10 @@ class ReassignmentEvents:
     async def _alter(self, request: events.AlterPartitionReassignments) -> None:
         # A deposed controller must not refuse what its successor would grant.
         await self._steps.execute(deletion.confirm_office())
-        names = [topic.name for topic in request.topics if topic_name_problem(topic.name) is None]
-        found = await self._gather.topics(list(dict.fromkeys(names)), watch=False, known=self._state.topic_ids)
+        asked = dict.fromkeys(topic.name for topic in request.topics if topic_name_problem(topic.name) is None)
+        names = [name for name in asked if name in self._state.topic_ids]
+        names += await self._gather.present([name for name in asked if name not in self._state.topic_ids])
+        found = await self._gather.topics(names, watch=False, known=self._state.topic_ids)
         wanted, refused = reassignment.judge_request(self._state, request.topics)
         refused |= reassignment.unreadable([*wanted, *refused], found.malformed)
         refused |= reassignment.outdated(request.topics, found.read, found.changed_in)

@@ -3,9 +3,9 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from minibroker.controller.decisions import brokers, deletion, topics
 from minibroker.controller.decisions.cluster_state import (
@@ -31,6 +31,11 @@ PARTITIONS_AT_ONCE = 100
 """Partitions that are decided, written and sent at a time: two or three steps of a millisecond each, and one multi
 (three if znodes are created)."""
 BREATH_S = 0.001
+ANSWERS_AT_ONCE = 20
+"""Topics of a request that are decided without a breath: a millisecond, or a tenth of a second if they have thousands
+of partitions."""
+
+T = TypeVar("T")
 
 Probe = Callable[[Sequence[RegisteredBroker]], Awaitable[Collection[int]]]
 """Connects to brokers and returns the ids of those that are certainly not running. Limits its own time."""
@@ -39,8 +44,8 @@ Probe = Callable[[Sequence[RegisteredBroker]], Awaitable[Collection[int]]]
 @dataclass
 class ControllerSettings:
     """Kafka's `num.partitions`, `default.replication.factor`, `unclean.leader.election.enable` and
-    `min.insync.replicas` (which a topic may override), `delete.topic.enable`, `controller.socket.timeout.ms`,
-    `auto.leader.rebalance.enable`, `leader.imbalance.per.broker.percentage` and
+    `min.insync.replicas` (which a topic may override), `max.broker.partitions`, `delete.topic.enable`,
+    `controller.socket.timeout.ms`, `auto.leader.rebalance.enable`, `leader.imbalance.per.broker.percentage` and
     `leader.imbalance.check.interval.seconds`; the default `durability` of topics; and the brokers' own topics.
     `unclean_leader_election` and `min_insync_replicas` may change while a controller is in office."""
 
@@ -48,6 +53,7 @@ class ControllerSettings:
     default_replication_factor: int
     unclean_leader_election: bool = False
     min_insync_replicas: int | None = None
+    max_broker_partitions: int | None = None
     durability: str = REPLICATED
     deletes_topics: bool = True
     socket_timeout_ms: int = 30_000
@@ -116,6 +122,14 @@ class Steps:
     @property
     def _topic_defaults(self) -> TopicSettings:
         return TopicSettings(self.settings.unclean_leader_election, self.settings.min_insync_replicas)
+
+    async def in_slices(self, answers: Iterator[T]) -> list[T]:
+        """Return the answers to a request, which are decided some at a time."""
+        decided: list[T] = []
+        for answer in answers:
+            decided.append(answer)
+            await asyncio.sleep(0 if len(decided) % ANSWERS_AT_ONCE else BREATH_S)
+        return decided
 
     async def execute(self, plan: Plan) -> PlanOutcome:
         outcome = await self.executor.execute(plan)

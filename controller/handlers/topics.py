@@ -7,11 +7,12 @@ from collections.abc import Container, Iterable, Mapping
 
 from minibroker.controller.decisions import deletion, events, topics
 from minibroker.controller.event_loop import Handlers
+from minibroker.controller.executing.gather import MOST_LOOKED_UP
 from minibroker.controller.handlers.steps import Steps
 from minibroker.protocol import topic_ids
 from minibroker.protocol.messages import CreatableTopicResult, DeletableTopicResult
 from minibroker.protocol.model import topic_name_problem
-from minibroker.protocol.znodes import TopicZnode, topic_config_path, topic_id_path, topic_path
+from minibroker.protocol.znodes import TopicZnode, topic_id_path, topic_path
 
 MOST_SPENT_NONCES = 10_000
 """More than the number of delayed creation requests to one broker that a network can hold at any time."""
@@ -45,7 +46,8 @@ class TopicEvents:
 
     async def read_new(self, names: Iterable[str]) -> Mapping[str, str]:
         """Read and add the topics that are not known yet. Returns the problems of malformed znodes."""
-        found = await self._gather.topics([name for name in names if name not in self._state.topic_ids])
+        new = [name for name in names if name not in self._state.topic_ids]
+        found = await self._gather.topics(await self._gather.present(new) if len(new) > MOST_LOOKED_UP else new)
         await self.take_in(found.read)
         return found.malformed
 
@@ -105,26 +107,28 @@ class TopicEvents:
 
     async def create_topics(self, request: events.CreateTopicsRequest) -> None:
         names = list(dict.fromkeys(t.name for t in request.topics if topic_name_problem(t.name) is None))
-        paths = await self._gather.existing([topic_path(n) for n in names] + [topic_config_path(n) for n in names])
+        existing = await self._gather.present(names)
+        configured = await self._gather.with_configs(names)
         settings = self._steps.settings
-        existing = [name for name in names if topic_path(name) in paths]
         malformed = await self.read_new(name for name in existing if name not in self._state.topic_ids)
-        answers = topics.validate(
-            request.topics,
-            self._state,
-            {name: malformed.get(name, "") for name in existing},
-            topics.TopicDefaults(settings.num_partitions, settings.default_replication_factor, settings.durability),
-            self._steps.hooks.validate_config,
-            self._steps.world.random,
-            self._numbers,
-            self._steps.hooks.spent_nonces,
+        answers = await self._steps.in_slices(
+            topics.validate(
+                request.topics,
+                self._state,
+                {name: malformed.get(name, "") for name in existing},
+                topics.TopicDefaults(settings.num_partitions, settings.default_replication_factor, settings.durability),
+                self._steps.hooks.validate_config,
+                self._steps.world.random,
+                self._numbers,
+                self._steps.hooks.spent_nonces,
+                settings.max_broker_partitions,
+            )
         )
         new = [answer for answer in answers if isinstance(answer, topics.NewTopic)]
         if request.validate_only:
             request.answer([_result(answer, validated_only=True) for answer in answers])
             return
-        leftover = [name for name in names if topic_config_path(name) in paths]
-        found = (await self._steps.execute(topics.create(new, leftover))).existing_topics
+        found = (await self._steps.execute(topics.create(new, configured))).existing_topics
         created = {topic.topic: topic.znode for topic in new if topic.topic not in found}
         self._spend_nonces(znode.topic_id for znode in created.values())
         try:

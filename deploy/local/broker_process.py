@@ -2,7 +2,8 @@
 
 `python -m minibroker.broker` prints one line `TIME ready broker.id=N port=P` once it serves, and one line `error: ...`
 if it ends because it cannot. Both are read from its log, from the position at which this run began, so that any process
-can wait for them.
+can wait for them. Clients cannot forge these lines: a line with text of theirs begins with the time and the level, or
+with blanks (`broker/log_format.py`).
 """
 
 from __future__ import annotations
@@ -16,16 +17,17 @@ import msgspec
 
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local.ports import LOOPBACK
-from minibroker.deploy.local.processes import Process, is_alive, spawn_python, wait_until
+from minibroker.deploy.local.processes import OWNER_ONLY, Process, is_alive, spawn_python, wait_until
+from minibroker.protocol.credential_names import is_credential
 
 LOG_LEVEL = "MINIBROKER_LOG_LEVEL"
 """The environment variable that brokers read."""
 READY_TIMEOUT_S = 30.0
-_LAST_LINE_BYTES = 4_096
+_LAST_LINE_BYTES = 65_536
 _LAST_LINES_BYTES = 1_048_576
 _READY = " ready broker.id="
 _HANDED_OVER = " handed over: "
-_RECOVERING = " minibroker.storage: recovering "
+_RECOVERING = " INFO minibroker.storage: recovering "
 
 OWN_SETTINGS = {
     "broker.id": "brokers are numbered from 1 on",
@@ -71,9 +73,10 @@ class StartingBroker(NamedTuple):
     log_offset: int
 
 
-def listeners(port: int, control_port: int = 0) -> str:
+def listeners(port: int, control_port: int = 0, ssl_port: int | None = None, protocol: str = "PLAINTEXT") -> str:
     """Return the setting. Only brokers use the control listener, and read its port from ZooKeeper: 0 means any port."""
-    return f"PLAINTEXT://{LOOPBACK}:{port},CONTROLLER://{LOOPBACK}:{control_port}"
+    also = "" if ssl_port is None else f"SSL://{LOOPBACK}:{ssl_port},"
+    return f"{protocol}://{LOOPBACK}:{port},{also}CONTROLLER://{LOOPBACK}:{control_port}"
 
 
 def start(
@@ -89,9 +92,10 @@ def start(
 ) -> StartingBroker:
     """Spawn the broker, which does not serve yet.
 
-    `settings` override the launcher's own. It runs under `group_id`, if given. An empty `log_level` means the default.
+    `settings` override the launcher's own. Credentials among them reach the broker in a file beside its log. It runs
+    under `group_id`, if given. An empty `log_level` means the default.
     """
-    log.parent.mkdir(parents=True, exist_ok=True)
+    log.parent.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     log_offset = log.stat().st_size if log.exists() else 0
     properties = {
         "broker.id": str(broker_id),
@@ -102,10 +106,34 @@ def start(
         "metrics.listener": "" if metrics_port is None else f"{LOOPBACK}:{metrics_port}",
         **settings,
     }
-    overrides = [text for name, value in properties.items() for text in ("--override", f"{name}={value}")]
+    secrets = {name: value for name, value in properties.items() if is_credential(name)}
+    arguments = _secrets_file(broker_id, log.parent, secrets)
+    for name, value in properties.items():
+        if name not in secrets:
+            arguments += ["--override", f"{name}={value}"]
     environment = {LOG_LEVEL: log_level} if log_level else {}
-    process = spawn_python("minibroker.broker", overrides, log, group_id, environment)
+    process = spawn_python("minibroker.broker", arguments, log, group_id, environment)
     return StartingBroker(broker_id, process, log, log_offset)
+
+
+def _secrets_file(broker_id: int, directory: Path, secrets: Mapping[str, str]) -> list[str]:
+    """Write the credentials into a file that only its owner can read, and return the arguments that name it: every user
+    of the machine sees command lines. Raises LaunchError."""
+    path = directory / f"broker-{broker_id}.secrets"
+    try:
+        path.unlink(missing_ok=True)
+        if not secrets:
+            return []
+        with open(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w", encoding="utf-8") as file:
+            file.writelines(f"{name}={_in_one_line(name, value)}\n" for name, value in secrets.items())
+    except OSError as error:
+        raise LaunchError(f"{path}, with the credentials of broker {broker_id}, cannot be written: {error}") from error
+    return ["--properties", str(path)]
+
+
+def _in_one_line(name: str, value: str) -> str:
+    """Brokers read `\\n` in PEM texts as the end of a line; in JAAS it separates words."""
+    return (" " if name.endswith("jaas.config") else "\\n").join(value.splitlines())
 
 
 def wait_until_ready(brokers: Sequence[StartingBroker], timeout_s: float = READY_TIMEOUT_S) -> None:
@@ -144,15 +172,14 @@ def _is_ready(broker: StartingBroker) -> bool:
 
 
 def _said(what: str, line: str) -> str:
-    """Return the text after the time and `what` in a line that the broker printed; empty for any other line."""
+    """Return the text after the time and `what` in a line that begins so; empty for any other line."""
     time, found, said = line.partition(what)
     return said if found and " " not in time else ""
 
 
 def _progress(broker: StartingBroker) -> str:
     """Return the last report of a recovery, or an empty string."""
-    said = [line.partition(_RECOVERING)[2] for line in _output_of(broker) if _RECOVERING in line]
-    return said[-1] if said else ""
+    return next((said for line in reversed(_output_of(broker)) if (said := _said(_RECOVERING, line))), "")
 
 
 def _last_words(broker: StartingBroker) -> str:
@@ -181,9 +208,12 @@ def handed_over(log: Path) -> HandedOver | None:
 
 
 def _last_lines(log: Path, size: int) -> list[str]:
+    """Return the whole lines in the last bytes of the log."""
     try:
         with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - size))
-            return file.read().decode("utf-8", "replace").splitlines()
+            begin = max(0, file.seek(0, os.SEEK_END) - size)
+            file.seek(begin)
+            lines = file.read().decode("utf-8", "replace").splitlines()
+            return lines[1:] if begin else lines
     except FileNotFoundError:
         return []

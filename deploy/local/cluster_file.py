@@ -58,6 +58,8 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """Settings of every broker under Kafka's names, which override the launcher's defaults."""
     log_dirs: int = 1
     """The number of log directories of each broker."""
+    secure: bool = False
+    """Whether clients connect by TLS and SASL alone (`secured.py`)."""
     log_level: str = ""
     """MINIBROKER_LOG_LEVEL at the last `up`, which `start` also uses in other shells; empty if it was not set."""
     running: bool = False
@@ -132,7 +134,7 @@ def _overwrite(path: Path, data: bytes) -> None:
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
     """Exclude other commands that start or record processes of this cluster. Waits, as it is held for milliseconds."""
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
     try:
         fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield

@@ -9,6 +9,7 @@ from pathlib import Path
 
 from minibroker.client.shown import undecodable
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.processes import OWNER_ONLY
 
 MAX_BROKERS = 100
 MAX_LOG_DIRS = 16
@@ -26,7 +27,7 @@ def make(directory: Path) -> None:
             "with another path"
         )
     try:
-        directory.mkdir(parents=True, exist_ok=True)
+        directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"the data directory {directory} cannot be created: {error.strerror}; use --data") from error
 

@@ -1,9 +1,10 @@
 """A cluster on this machine: ZooKeeper and N brokers as processes, started, broken and stopped.
 
-Broker N keeps its data in DIR/broker-N/, ZooKeeper in DIR/zookeeper/; their output is in DIR/logs/, the secret by which
-the brokers know each other in DIR/broker.secret. DIR/cluster.json has all that is needed to find the processes again,
-so every method also works in other processes than the one that called `up`. Nothing restarts a process that died: a
-cluster that repaired itself would hide the effect of an experiment.
+Broker N keeps its data in DIR/broker-N/, ZooKeeper in DIR/zookeeper/; their output is in DIR/logs/. The secret by which
+the brokers know each other is in DIR/broker.secret, their credential for ZooKeeper in DIR/zookeeper.digest.
+DIR/cluster.json has all that is needed to find the processes again, so every method also works in other processes than
+the one that called `up`. Nothing restarts a process that died: a cluster that repaired itself would hide the effect of
+an experiment.
 """
 
 from __future__ import annotations
@@ -30,6 +31,7 @@ from minibroker.deploy.local import (
     processes,
     resolution,
     secret_file,
+    secured,
     zookeeper,
 )
 from minibroker.deploy.local.broker_process import LOG_LEVEL, HandedOver, StartingBroker
@@ -50,6 +52,7 @@ from minibroker.deploy.local.processes import (
 from minibroker.deploy.local.recovery import ask_recoveries
 from minibroker.deploy.local.resolution import NotElected
 from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, Elected, Member, Who, ZooKeeperServer, name_of
+from minibroker.deploy.observing.access import ANYBODY, Access, AsBroker
 from minibroker.deploy.observing.cluster_view import (
     ClusterView,
     ask_cluster,
@@ -103,7 +106,7 @@ class LocalCluster:
         ours = [entry.address for entry in cluster.brokers]
         # A paused broker would accept the connection and never answer.
         running = [entry.address for entry in cluster.brokers if state_of(entry.process) is ProcessState.RUNNING]
-        return asyncio.run(ask_cluster(running, without=ours))
+        return asyncio.run(ask_cluster(running, without=ours, access=self._access(cluster)))
 
     def status(self, view: ClusterView | None = None, *, asks_controller: bool = False) -> Status:
         """Return the state of processes, brokers and partitions.
@@ -171,6 +174,7 @@ class LocalCluster:
         zookeeper_connect: str | None = None,
         settings: Mapping[str, str] | None = None,
         log_dirs: int | None = None,
+        secure: bool | None = None,
     ) -> ClusterFile:
         """Start everything and return once every broker serves.
 
@@ -178,7 +182,7 @@ class LocalCluster:
         never left out. If any process fails, all are killed, and the cluster file is as it was before. Raises
         LaunchError and LaunchTimedOut.
         """
-        options = plan.Options(brokers, base_port, zookeeper_connect, settings, log_dirs)
+        options = plan.Options(brokers, base_port, zookeeper_connect, settings, log_dirs, secure)
         with self._owned() as before:
             with_replicas = data_directory.brokers_with_replicas(self.directory)
             planned = plan.planned(self.directory, before, options, with_replicas, ports.choose_port)
@@ -206,23 +210,27 @@ class LocalCluster:
             zookeeper.check_servers(cluster.zookeeper.connect)
         cluster_file.save(self.directory, cluster)
         try:
-            self._make_secret()
+            self._make_secrets(cluster)
             if cluster.zookeeper.port is not None:
                 cluster = self._spawn_zookeeper(cluster)
             cluster, starting = self._spawn_brokers(cluster, cluster.brokers)
             # The brokers start meanwhile, and try again until ZooKeeper answers.
             self._wait_for_zookeeper(cluster.zookeeper)
             broker_process.wait_until_ready(starting)
+            if cluster.secure:
+                _in_thread(lambda: self._make_user(cluster))
         except BaseException:
             self._end_all(self.file(), kill=True, timeout_s=0)
             # Without an earlier cluster, settings that a broker may have rejected must not stay.
             left = before or msgspec.structs.replace(self.file(), settings={})
             cluster_file.save(self.directory, msgspec.structs.replace(left, running=False))
             raise
-        # In a thread of its own, since the caller's may have a running event loop.
-        with ThreadPoolExecutor(1) as thread:
-            thread.submit(self._form).result()
+        _in_thread(self._form)
         return cluster
+
+    def _make_user(self, cluster: ClusterFile) -> None:
+        addresses = [entry.address for entry in cluster.brokers]
+        asyncio.run(secured.make_user(self.directory, addresses, self._access(cluster)))
 
     def _form(self) -> None:
         """Wait until every broker knows all the others, and groups have coordinators.
@@ -233,14 +241,15 @@ class LocalCluster:
         """
         cluster = self.file()
         addresses = [entry.address for entry in cluster.brokers]
+        access = self._access(cluster)
 
         def has_formed() -> bool:
-            view = asyncio.run(ask_cluster(addresses))
+            view = asyncio.run(ask_cluster(addresses, access=access))
             return view.brokers.keys() >= {entry.id for entry in cluster.brokers} and not view.uninformed
 
         deadline = time.monotonic() + FORMING_TIMEOUT_S
         if wait_until(has_formed, FORMING_TIMEOUT_S) and plan.offsets_replicas(cluster) <= len(addresses):
-            wait_until(lambda: asyncio.run(has_coordinators(addresses[0])), deadline - time.monotonic())
+            wait_until(lambda: asyncio.run(has_coordinators(addresses[0], access=access)), deadline - time.monotonic())
 
     def running(self, options: plan.Options) -> ClusterFile | None:
         """Return the cluster if it runs, or None.
@@ -281,10 +290,17 @@ class LocalCluster:
         cluster = self.file()
         self._check_not_running(cluster)
         # An earlier, larger cluster may have had more brokers.
-        for path in [*self.directory.glob("broker-*"), self.directory / ZOOKEEPER, self.directory / "logs"]:
+        others = (self.directory / name for name in (ZOOKEEPER, secured.DIRECTORY, "logs"))
+        for path in [*self.directory.glob("broker-*"), *others]:
             if path.exists():
                 shutil.rmtree(path)
-        for name in (secret_file.FILE_NAME, cluster_file.FILE_NAME, cluster_file.LOCK_NAME):
+        for name in (
+            secret_file.FILE_NAME,
+            secret_file.DIGEST_FILE_NAME,
+            secured.CLIENT_FILE,
+            cluster_file.FILE_NAME,
+            cluster_file.LOCK_NAME,
+        ):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files in it are not ours
             self.directory.rmdir()
@@ -327,6 +343,15 @@ class LocalCluster:
         return self._signal(who, signal.SIGCONT, from_states=(ProcessState.PAUSED,))
 
     # -- inside --
+
+    def _access(self, cluster: ClusterFile) -> Access:
+        """Return how to ask the brokers: as one of them, where not anybody may ask."""
+        protocols = {plan.protocol_of(cluster, entry) for entry in cluster.brokers}
+        if protocols == {"PLAINTEXT"}:
+            return ANYBODY
+        ids = {entry.address: entry.id for entry in cluster.brokers}
+        is_encrypted = any(protocol.endswith("SSL") for protocol in protocols)
+        return AsBroker(self.directory / secret_file.FILE_NAME, ids, is_encrypted)
 
     def _process_of(self, cluster: ClusterFile, member: Member) -> Process | None:
         return cluster.zookeeper.process if isinstance(member, str) else cluster.broker(member).process
@@ -419,19 +444,26 @@ class LocalCluster:
             self._save_or_kill(cluster, process)
         return cluster
 
-    def _make_secret(self) -> None:
-        """Called while no broker runs, since running brokers would not know a new secret."""
-        try:
-            secret_file.make(self._secret_file)
-        except OSError as error:
-            raise LaunchError(f"{self._secret_file} cannot be written: {error.strerror}") from error
+    def _make_secrets(self, cluster: ClusterFile) -> None:
+        """Called while no broker runs, since running brokers would not know new secrets."""
+        names = [secret_file.FILE_NAME]
+        if cluster.zookeeper.port is not None:
+            names.append(secret_file.DIGEST_FILE_NAME)
+        for name in names:
+            try:
+                secret_file.make(self.directory / name)
+            except OSError as error:
+                raise LaunchError(f"{self.directory / name} cannot be written: {error.strerror}") from error
+        if cluster.secure:
+            secured.make(self.directory)
 
-    @property
-    def _secret_file(self) -> Path:
-        return self.directory / secret_file.FILE_NAME
+    def _secret(self, name: str) -> str | None:
+        """Return the path of a secret's file, or None if there is none: an earlier version made fewer."""
+        path = self.directory / name
+        return str(path) if path.exists() else None
 
     def _spawn_broker(self, cluster: ClusterFile, entry: BrokerEntry) -> tuple[ClusterFile, StartingBroker]:
-        secret = str(self._secret_file) if self._secret_file.exists() else None
+        digest = None if cluster.zookeeper.port is None else self._secret(secret_file.DIGEST_FILE_NAME)
         with uninterrupted():
             started = broker_process.start(
                 entry.id,
@@ -440,7 +472,9 @@ class LocalCluster:
                 data_directory.log_dirs(self.directory, entry.id, cluster.log_dirs),
                 self.log_of(entry.id),
                 cluster.zookeeper.connect,
-                plan.settings_of(cluster, entry, secret),
+                plan.settings_of(
+                    cluster, entry, self._secret(secret_file.FILE_NAME), digest, self._secured(cluster, entry)
+                ),
                 entry.group_id,
                 os.environ.get(LOG_LEVEL) or cluster.log_level,
             )
@@ -448,6 +482,12 @@ class LocalCluster:
             cluster = msgspec.structs.replace(cluster, running=True)
             self._save_or_kill(cluster, started.process)
         return cluster, started
+
+    def _secured(self, cluster: ClusterFile, entry: BrokerEntry) -> dict[str, str]:
+        if not cluster.secure:
+            return {}
+        listeners = broker_process.listeners(entry.port, protocol=secured.PROTOCOL)
+        return {"listeners": listeners, **secured.settings(self.directory)}
 
     def _save_or_kill(self, cluster: ClusterFile, started: Process) -> None:
         """Save the file, or kill the process that it cannot record: no command would find that one again."""
@@ -469,6 +509,12 @@ class LocalCluster:
             ended.append(ZOOKEEPER)
             processes.end([cluster.zookeeper.process], kill=kill, timeout_s=timeout_s)
         return ended
+
+
+def _in_thread(work: Callable[[], None]) -> None:
+    """Run it in a thread of its own, since the caller's may have a running event loop."""
+    with ThreadPoolExecutor(1) as thread:
+        thread.submit(work).result()
 
 
 def _why_not_started(broker_id: Member, state: ProcessState) -> str:

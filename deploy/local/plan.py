@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Collection, Mapping, Sequence
 from pathlib import Path
+from types import MappingProxyType
 from typing import Final, NamedTuple
 
 from minibroker.deploy.errors import LaunchError
@@ -18,6 +19,14 @@ DEFAULT_BROKERS = 3
 DEFAULT_BASE_PORT = 9092
 METRICS_PORT_DISTANCE = 1_000
 OFFSETS_REPLICATION_FACTOR: Final = "offsets.topic.replication.factor"
+TRANSACTIONS_REPLICATION_FACTOR: Final = "transaction.state.log.replication.factor"
+
+ZOOKEEPER_PROTECTION: Final = {
+    "zookeeper.digest.file": "",
+    "zookeeper.set.acl": "true",
+    "zookeeper.set.root.acl": "true",
+}
+"""The settings that keep strangers from changing nodes, without the file's name."""
 
 ChoosePort = Callable[[int | None, Collection[int]], int]
 """`ports.choose_port`: the preferred port if it is free, else another one that is not in the collection."""
@@ -31,6 +40,7 @@ class Options(NamedTuple):
     zookeeper_connect: str | None = None
     settings: Mapping[str, str] | None = None
     log_dirs: int | None = None
+    secure: bool | None = None
 
 
 def planned(
@@ -45,7 +55,7 @@ def planned(
     `with_replicas` are the ids of the brokers that have replicas in `directory`: none of them is left out, not even one
     of an earlier, larger cluster. Raises LaunchError if the options would leave out replicas or need too many ports.
     """
-    count, base_port, zookeeper_connect, settings, log_dirs = options
+    count, base_port, zookeeper_connect, settings, log_dirs, secure = options
     if count is None:
         count = max(DEFAULT_BROKERS if before is None else len(before.brokers), *with_replicas, 1)
     if left_out := [broker_id for broker_id in with_replicas if broker_id > count]:
@@ -58,6 +68,7 @@ def planned(
         base_port = before.brokers[0].port if base_port is None else base_port
         settings = before.settings if settings is None else settings
         log_dirs = before.log_dirs if log_dirs is None else log_dirs
+        secure = before.secure if secure is None else secure
         if log_dirs < before.log_dirs:
             raise LaunchError(
                 f"--log-dirs {log_dirs}: each broker has replicas in {before.log_dirs} log directories, and would miss "
@@ -82,6 +93,7 @@ def planned(
         ),
         settings=dict(settings or {}),
         log_dirs=log_dirs or 1,
+        secure=bool(secure),
     )
 
 
@@ -108,6 +120,8 @@ def differences(running: ClusterFile, options: Options) -> list[str]:
         ("--log-dirs", options.log_dirs, running.log_dirs),
     )
     found = [f"{option} {asked}" for option, asked, found in asked_and_found if asked not in (None, found)]
+    if options.secure not in (None, running.secure):
+        found.append("--secure" if options.secure else "--no-secure")
     if options.settings not in (None, running.settings):
         asked = (options.settings or {}).items()
         missing = [f"--override {name}={value}" for name, value in asked if running.settings.get(name) != value]
@@ -121,16 +135,45 @@ def summary(cluster: ClusterFile) -> str:
     log_dirs = f", log directories: {cluster.log_dirs} each" if cluster.log_dirs > 1 else ""
     return (
         f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
-        f"{log_dirs}{settings}"
+        f"{log_dirs}{', secured' if cluster.secure else ''}{settings}"
     )
 
 
-def settings_of(cluster: ClusterFile, entry: BrokerEntry, secret_file: str | None) -> dict[str, str]:
-    """Return the settings of one broker. Three replicas are the default, or fewer on a smaller cluster."""
+def settings_of(
+    cluster: ClusterFile,
+    entry: BrokerEntry,
+    secret_file: str | None,
+    digest_file: str | None = None,
+    secured: Mapping[str, str] = MappingProxyType({}),
+) -> dict[str, str]:
+    """Return the settings of one broker. Three replicas are the default, or fewer on a smaller cluster.
+
+    `digest_file`: the credential for a ZooKeeper that was started here. It is not used beside one of the user's own.
+    `secured`: the settings of a secured cluster.
+    """
     replicas = str(usual_replicas(cluster))
     secret = {} if secret_file is None else {"broker.secret.file": secret_file}
-    defaults = {"default.replication.factor": replicas, OFFSETS_REPLICATION_FACTOR: replicas, **secret}
-    return {**defaults, **cluster.settings, **entry.settings}
+    topics = ("default.replication.factor", OFFSETS_REPLICATION_FACTOR, TRANSACTIONS_REPLICATION_FACTOR)
+    own = {**cluster.settings, **entry.settings}
+    protection: dict[str, str] = {}
+    if digest_file is not None and not own.keys() & ZOOKEEPER_PROTECTION.keys():
+        protection = {**ZOOKEEPER_PROTECTION, "zookeeper.digest.file": digest_file}
+    return {**dict.fromkeys(topics, replicas), **secret, **protection, **secured, **own}
+
+
+def protocol_of(cluster: ClusterFile, entry: BrokerEntry) -> str:
+    """Return the protocol of the listener at the broker's port: of its settings if they have it, or the launcher's."""
+    settings = {**cluster.settings, **entry.settings}
+    names = [
+        listener.partition("://")[0].strip().upper()
+        for listener in settings.get("listeners", "").split(",")
+        if listener.strip().endswith(f":{entry.port}")
+    ]
+    if not names:
+        return "SASL_SSL" if cluster.secure else "PLAINTEXT"
+    pairs = (pair.partition(":") for pair in settings.get("listener.security.protocol.map", "").split(","))
+    protocols = {name.strip().upper(): protocol.strip().upper() for name, _, protocol in pairs}
+    return protocols.get(names[0], names[0])
 
 
 def usual_replicas(cluster: ClusterFile) -> int:

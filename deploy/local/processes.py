@@ -29,6 +29,8 @@ import msgspec
 from minibroker.deploy.errors import LaunchTimedOut
 
 POLL_INTERVAL_S = 0.005
+OWNER_ONLY = 0o700
+"""The mode of the directories that the launcher makes."""
 KILL_TIMEOUT_S = 10.0
 
 
@@ -67,7 +69,7 @@ def spawn(command: list[str], log: Path, environment: Mapping[str, str] = Mappin
         {**os.environ, **environment},
         file_actions=[
             (os.POSIX_SPAWN_OPEN, 0, os.devnull, os.O_RDONLY, 0),
-            (os.POSIX_SPAWN_OPEN, 1, str(log), log_flags, 0o644),
+            (os.POSIX_SPAWN_OPEN, 1, str(log), log_flags, 0o600),
             (os.POSIX_SPAWN_DUP2, 1, 2),
         ],
         setsid=True,

@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 from minibroker.deploy.errors import LaunchError, hidden_from_pytest
 from minibroker.deploy.local.cluster_file import ClusterFile
-from minibroker.deploy.local.plan import OFFSETS_REPLICATION_FACTOR
+from minibroker.deploy.local.plan import OFFSETS_REPLICATION_FACTOR, TRANSACTIONS_REPLICATION_FACTOR
 from minibroker.deploy.local.who import (
     ZOOKEEPER,
     AllBrokers,
@@ -16,10 +16,11 @@ from minibroker.deploy.local.who import (
     Elected,
     LeaderOf,
     Member,
+    TransactionsOf,
     ZooKeeperServer,
 )
 from minibroker.deploy.observing.cluster_view import ClusterView
-from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 
 __tracebackhide__ = hidden_from_pytest
 
@@ -58,15 +59,11 @@ def elected(who: Elected, cluster: ClusterFile, view: ClusterView) -> int | NotE
         case LeaderOf(partition):
             _check_known(view, f"the leader of {partition}")
         case CoordinatorOf(group):
-            # FindCoordinator would create the topic, and the answer of a single broker may be old.
-            _check_known(view, f"the coordinator of the group {group!r}")
-            partitions = sum(name.topic == OFFSETS_TOPIC for name in view.partitions)
-            if not partitions:
-                raise LaunchError(
-                    f"the group {group!r} has no coordinator, as there is no topic {OFFSETS_TOPIC} yet: it is created "
-                    f"when as many brokers run as {OFFSETS_REPLICATION_FACTOR} says; see `minibroker status`"
-                )
-            partition = TopicPartition(OFFSETS_TOPIC, offsets_partition(group, partitions))
+            partition = _coordinated(view, OFFSETS_TOPIC, group, f"the group {group!r}", OFFSETS_REPLICATION_FACTOR)
+        case TransactionsOf(key):
+            partition = _coordinated(
+                view, TRANSACTIONS_TOPIC, key, f"the transactional id {key!r}", TRANSACTIONS_REPLICATION_FACTOR
+            )
     state = view.partitions.get(partition)
     if state is None:
         raise LaunchError(
@@ -76,6 +73,19 @@ def elected(who: Elected, cluster: ClusterFile, view: ClusterView) -> int | NotE
         isr = ", ".join(map(str, state.isr_nodes))
         return NotElected(f"partition {partition} has no leader now: start the brokers of its ISR ({isr})")
     return cluster.broker(state.leader_id).id
+
+
+def _coordinated(view: ClusterView, topic: str, key: str, sought: str, factor: str) -> TopicPartition:
+    """Return the partition whose leader coordinates the key. `factor`: the setting that says when there is one."""
+    # FindCoordinator would create the topic, and the answer of a single broker may be old.
+    _check_known(view, f"the coordinator of {sought}")
+    partitions = sum(name.topic == topic for name in view.partitions)
+    if not partitions:
+        raise LaunchError(
+            f"{sought} has no coordinator, as there is no topic {topic} yet: it is created when as many brokers run as "
+            f"{factor} says; see `minibroker status`"
+        )
+    return TopicPartition(topic, internal_partition(key, partitions))
 
 
 def _check_known(view: ClusterView, sought: str) -> None:

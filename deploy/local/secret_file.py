@@ -1,10 +1,11 @@
-"""The file with the secret by which the brokers of one cluster know each other, created by the first that needs it.
+"""The files with a cluster's secrets, created by the first broker that needs them: the secret by which brokers know
+each other, and their credential for ZooKeeper.
 
-    python -m minibroker.deploy.local.secret_file PATH
+    python -m minibroker.deploy.local.secret_file PATH...
 
-`minibroker up` creates it in its data directory. In containers each broker runs the command above before it starts, on
-a volume that all brokers share: no user has to create a secret, and none is in the repository, in an image or on a
-command line.
+`minibroker up` creates them in its data directory. In containers each broker runs the command above before it starts,
+on a volume that all brokers share: no user has to create a secret, and none is in the repository, in an image or on a
+command line. The credential is for files named `zookeeper.digest`, the secret for all others.
 """
 
 from __future__ import annotations
@@ -16,6 +17,7 @@ import tempfile
 from pathlib import Path
 
 FILE_NAME = "broker.secret"
+DIGEST_FILE_NAME = "zookeeper.digest"
 
 
 def make(path: Path) -> None:
@@ -26,7 +28,8 @@ def make(path: Path) -> None:
     descriptor, temporary = tempfile.mkstemp(prefix=f".{path.name}-", dir=path.parent)  # its mode is 0600
     try:
         with os.fdopen(descriptor, "w") as file:
-            file.write(secrets.token_hex(32) + "\n")
+            user = "minibroker:" if path.name == DIGEST_FILE_NAME else ""
+            file.write(f"{user}{secrets.token_hex(32)}\n")
             file.flush()
             os.fsync(file.fileno())
         os.link(temporary, path)  # unlike a rename, it fails if another broker was faster
@@ -37,16 +40,16 @@ def make(path: Path) -> None:
 
 
 def main() -> int:
-    path = Path(sys.argv[1])
-    try:
-        make(path)
-    except OSError as error:
-        print(
-            f"error: {path}, the secret of this cluster's brokers, cannot be made: {error.strerror}; mount a volume at "
-            f"{path.parent} that user {os.getuid()} can write, the same for all brokers",
-            file=sys.stderr,
-        )
-        return 1
+    for path in map(Path, sys.argv[1:]):
+        try:
+            make(path)
+        except OSError as error:
+            print(
+                f"error: {path}, a secret of this cluster's brokers, cannot be made: {error.strerror}; mount a volume "
+                f"at {path.parent} that user {os.getuid()} can write, the same for all brokers",
+                file=sys.stderr,
+            )
+            return 1
     return 0
 
 

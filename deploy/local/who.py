@@ -1,5 +1,5 @@
-"""WHO, the argument of commands: a broker id, `controller`, `leader:TOPIC-PARTITION`, `coordinator:GROUP`, `all` or
-`zookeeper`."""
+"""WHO, the argument of commands: a broker id, `controller`, `leader:TOPIC-PARTITION`, `coordinator:GROUP`,
+`transactions:ID`, `all` or `zookeeper`."""
 
 from __future__ import annotations
 
@@ -32,6 +32,12 @@ class CoordinatorOf(NamedTuple):
     group: str
 
 
+class TransactionsOf(NamedTuple):
+    """The coordinator of a transactional id."""
+
+    transactional_id: str
+
+
 class AllBrokers(NamedTuple):
     pass
 
@@ -40,7 +46,7 @@ class ZooKeeperServer(NamedTuple):
     pass
 
 
-Elected = Controller | LeaderOf | CoordinatorOf
+Elected = Controller | LeaderOf | CoordinatorOf | TransactionsOf
 """The members that elections choose: they change, and for a moment there may be none."""
 Who = BrokerId | Elected | AllBrokers | ZooKeeperServer
 
@@ -67,9 +73,11 @@ def parse_who(text: str) -> Who:
         return LeaderOf(_partition(text))
     if text.startswith("coordinator:"):
         return CoordinatorOf(_group(text))
+    if text.startswith("transactions:"):
+        return TransactionsOf(_transactional_id(text))
     raise MalformedWho(
-        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all or "
-        f"zookeeper"
+        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, "
+        f"transactions:ID, all or zookeeper"
     )
 
 
@@ -84,6 +92,20 @@ def _partition(text: str) -> TopicPartition:
 
 def _group(text: str) -> str:
     group = text.removeprefix("coordinator:")
-    if not group or group.encode(errors="ignore").decode() != group:  # names travel as UTF-8
+    if not _is_name(group):
         raise MalformedWho(f"{text!r} names no group: coordinator:GROUP is expected, for instance coordinator:billing")
     return group
+
+
+def _transactional_id(text: str) -> str:
+    transactional_id = text.removeprefix("transactions:")
+    if not _is_name(transactional_id):
+        raise MalformedWho(
+            f"{text!r} names no transactional id: transactions:ID is expected, for instance transactions:shop-1"
+        )
+    return transactional_id
+
+
+def _is_name(text: str) -> bool:
+    """Whether the text can be a name, which travels as UTF-8."""
+    return bool(text) and text.encode(errors="ignore").decode() == text

@@ -18,7 +18,7 @@ from pathlib import Path
 from minibroker.client.java import find_java
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local.ports import LOOPBACK
-from minibroker.deploy.local.processes import Process, is_alive, spawn, wait_until
+from minibroker.deploy.local.processes import OWNER_ONLY, Process, is_alive, spawn, wait_until
 from minibroker.deploy.local.zookeeper_jars import zookeeper_jars
 from minibroker.protocol.errors import MinibrokerError
 
@@ -51,8 +51,8 @@ def find_program(environment: Mapping[str, str] = os.environ) -> ZooKeeperProgra
 
 def start(program: ZooKeeperProgram, data: Path, log: Path, port: int) -> Process:
     """Start a server over the directory `data`; it does not answer yet (`wait_until_serving`)."""
-    data.mkdir(parents=True, exist_ok=True)
-    log.parent.mkdir(parents=True, exist_ok=True)
+    data.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
+    log.parent.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     configuration = data / "zoo.cfg"
     configuration.write_text(
         "tickTime=500\n"

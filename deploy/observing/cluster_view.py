@@ -14,7 +14,8 @@ from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
-from minibroker.client.cluster.coordinators import GROUP
+from minibroker.client.cluster.coordinators import KeyType
+from minibroker.deploy.observing.access import ANYBODY, Access, Address
 from minibroker.protocol.apis import (
     DESCRIBE_CONFIGS,
     DESCRIBE_LOG_DIRS,
@@ -24,7 +25,6 @@ from minibroker.protocol.apis import (
     METADATA,
     Api,
 )
-from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
@@ -43,7 +43,6 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.messages.groups import FindCoordinatorRequest
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, ResourceType, TopicPartition
-from minibroker.protocol.world.real import RealNetwork
 
 ASK_TIMEOUT_S = 2.0
 ASK_END_OFFSETS_TIMEOUT_S = 0.5
@@ -51,8 +50,6 @@ MIN_INSYNC_REPLICAS = "min.insync.replicas"
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
-
-Address = tuple[str, int]
 
 
 class ClusterView(NamedTuple):
@@ -72,6 +69,8 @@ class ClusterView(NamedTuple):
     """The setting of each topic that has replicas out of sync, if a broker reported it."""
     reassigning: frozenset[TopicPartition] = frozenset()
     """Partitions whose replicas are being moved, if the controller reported them."""
+    access: Access = ANYBODY
+    """How the brokers were asked, and may be asked more."""
 
     @property
     def is_unknown(self) -> bool:
@@ -153,22 +152,28 @@ def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
 
 
 async def ask_cluster(
-    addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S, without: Collection[Address] = ()
+    addresses: Sequence[Address],
+    timeout_s: float = ASK_TIMEOUT_S,
+    without: Collection[Address] = (),
+    access: Access = ANYBODY,
 ) -> ClusterView:
     """Ask all the addresses at once, and then the further ones that the answers name, except `without`. Brokers that do
     not answer are left out."""
-    answers = await _ask_metadata(addresses, timeout_s)
+    answers = await _ask_metadata(access, addresses, timeout_s)
     named = merge(list(answers.values())).brokers.values()
-    answers |= await _ask_metadata(sorted({*named} - {*addresses} - {*without}), timeout_s)
+    answers |= await _ask_metadata(access, sorted({*named} - {*addresses} - {*without}), timeout_s)
     return merge(list(answers.values()))._replace(
         answered=frozenset(answers),
         uninformed=frozenset(address for address, answer in answers.items() if not _is_informed(answer)),
+        access=access,
     )
 
 
-async def _ask_metadata(addresses: Sequence[Address], timeout_s: float) -> dict[Address, MetadataResponse]:
+async def _ask_metadata(
+    access: Access, addresses: Sequence[Address], timeout_s: float
+) -> dict[Address, MetadataResponse]:
     results = await asyncio.gather(
-        *(_ask(host, port, METADATA, MetadataRequest(None), timeout_s) for host, port in addresses)
+        *(_ask(access, address, METADATA, MetadataRequest(None), timeout_s) for address in addresses)
     )
     return {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
 
@@ -178,9 +183,10 @@ def _is_informed(answer: MetadataResponse) -> bool:
     return bool(answer.brokers)
 
 
-async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S) -> bool:
+async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S, access: Access = ANYBODY) -> bool:
     """Ask a broker whether groups have coordinators. If the offsets topic is missing, the broker creates it."""
-    answer = await _ask(*address, FIND_COORDINATOR, FindCoordinatorRequest(GROUP, ["minibroker"]), timeout_s)
+    request = FindCoordinatorRequest(KeyType.GROUP.value, ["minibroker"])
+    answer = await _ask(access, address, FIND_COORDINATOR, request, timeout_s)
     return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
 
 
@@ -204,7 +210,7 @@ async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[
     if not topics or address is None:
         return {}
     resources = [DescribeConfigsResource(ResourceType.TOPIC, topic, [MIN_INSYNC_REPLICAS]) for topic in topics]
-    answer = await _ask(*address, DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
+    answer = await _ask(view.access, address, DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
     return {
         result.resource_name: int(entry.value)
         for result in (() if answer is None else answer.results)
@@ -218,7 +224,7 @@ async def _ask_reassigning(view: ClusterView, timeout_s: float) -> frozenset[Top
     if address not in view.answered:  # do not wait for a controller that hangs
         return frozenset()
     request = ListPartitionReassignmentsRequest(int(timeout_s * 1_000))
-    answer = await _ask(*address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
+    answer = await _ask(view.access, address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
     return frozenset(
         TopicPartition(topic.name, partition.partition_index)
         for topic in (() if answer is None else answer.topics)
@@ -236,7 +242,13 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
             topics.setdefault(name.topic, ListOffsetsTopic(name.topic, [])).partitions.append(asked)
     answers = await asyncio.gather(
         *(
-            _ask(*view.brokers[broker], LIST_OFFSETS, ListOffsetsRequest(-1, 0, list(topics.values())), timeout_s)
+            _ask(
+                view.access,
+                view.brokers[broker],
+                LIST_OFFSETS,
+                ListOffsetsRequest(-1, 0, list(topics.values())),
+                timeout_s,
+            )
             for broker, topics in led.items()
         )
     )
@@ -254,7 +266,10 @@ async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT
     """Return, by broker, the offline log directories and the reasons. Brokers that do not answer are left out."""
     ids = sorted(view.brokers)
     answers = await asyncio.gather(
-        *(_ask(*view.brokers[broker], DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s) for broker in ids)
+        *(
+            _ask(view.access, view.brokers[broker], DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s)
+            for broker in ids
+        )
     )
     return {
         broker: {found.log_dir: found.error_message for found in answer.results if found.error_code != ErrorCode.NONE}
@@ -264,10 +279,10 @@ async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT
 
 
 async def _ask(
-    host: str, port: int, api: Api[Request, Response], request: Request, timeout_s: float
+    access: Access, address: Address, api: Api[Request, Response], request: Request, timeout_s: float
 ) -> Response | None:
     try:
-        connection = await open_connection(RealNetwork(), host, port, client_id="minibroker-cli", timeout_s=timeout_s)
+        connection = await access.open(address, timeout_s)
         try:
             return await connection.request(api, request, timeout_s=timeout_s)
         finally:

@@ -7,11 +7,12 @@ second reader would have to be kept in step.
 from __future__ import annotations
 
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated, Any
 
+import msgspec
 import typer
 
 from minibroker.broker.storage.checkpoints import (
@@ -30,16 +31,17 @@ from minibroker.broker.storage.checkpoints import (
     decode_offsets,
     decode_topic_id,
 )
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex
+from minibroker.broker.storage.indexes import aborted_index
+from minibroker.broker.storage.indexes.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex
 from minibroker.broker.storage.inspection import batches as inspection
 from minibroker.broker.storage.inspection import verification
-from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
+from minibroker.broker.storage.producer_state import NO_COORDINATOR, NO_OFFSET, InvalidSnapshot, decode_snapshot
 from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, decode_continuity
 from minibroker.broker.storage.segment import LOG_SUFFIX
 from minibroker.client.cli.records.record_format import text_or_base64
 from minibroker.client.cli.terminal.output import UNHEALTHY, Format, FormatOption, UsageError, print_json
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
+from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch, decode_control_batch
 from minibroker.protocol.words import counted
 
 DumpArgument = Annotated[
@@ -72,7 +74,8 @@ def dump(
     ] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Print the content of files: batches, index entries, producers, offsets, leader epochs, and invalid bytes.
+    """Print the content of files: batches, index entries, producers, aborted transactions, offsets, leader epochs,
+    and invalid bytes.
 
     With --format json, prints one object per line. Exit code 4 if there are invalid bytes."""
     is_damaged = False
@@ -83,7 +86,7 @@ def dump(
             for entry in _entries(file, records):
                 is_damaged = is_damaged or entry["kind"] == "bad"
                 if format is Format.JSON:
-                    print_json({"file": str(file), **entry})
+                    _print_json_entry({"file": str(file), **entry})
                 else:
                     _print_entry(entry)
     if is_damaged:
@@ -94,8 +97,8 @@ def dump(
 def verify(paths: VerifyArgument, format: FormatOption = Format.TABLE) -> None:
     """Check files against themselves and each other.
 
-    Covers CRCs, records, offsets, leader epochs, indexes, snapshots and checkpoints. Stop the broker first: while it
-    writes, its files need not agree. Exit code 4 if there is a problem."""
+    Covers CRCs, records, offsets, leader epochs, indexes, aborted transactions, snapshots and checkpoints. Stop the
+    broker first: while it writes, its files need not agree. Exit code 4 if there is a problem."""
     for path in paths:
         _require_stopped(path)
     partitions: list[verification.PartitionReport] = []
@@ -248,9 +251,15 @@ def _entries(path: Path, with_records: bool) -> Iterator[Entry]:
         elif parsed[1] == TIME_INDEX.suffix:
             for timestamp, offset in inspection.read_index(path, TIME_INDEX):
                 yield {"kind": "index entry", "timestamp": timestamp, "last_offset": parsed[0] + offset}
+        elif parsed[1] == aborted_index.SUFFIX:
+            yield from ({"kind": "aborted transaction", **one._asdict()} for one in inspection.read_aborted(path))
         else:
             for producer_id, producer in decode_snapshot(path.read_bytes()):
                 entry = {"kind": "producer", "producer_id": producer_id, "producer_epoch": producer.epoch}
+                if producer.coordinator_epoch != NO_COORDINATOR:
+                    entry["coordinator_epoch"] = producer.coordinator_epoch
+                if producer.open_since != NO_OFFSET:
+                    entry["open_since"] = producer.open_since
                 yield from ({**entry, **batch._asdict()} for batch in producer.batches)
                 if not producer.batches:
                     yield entry
@@ -312,34 +321,54 @@ def _batches(path: Path, with_records: bool) -> Iterator[Entry]:
             entry["transactional"] = True
         try:
             if header.is_control:
-                entry["marker"] = decode_control_batch(part.data, header).type.name.lower()
+                marker = decode_control_batch(part.data, header)
+                entry |= {"marker": marker.type.name, "coordinator_epoch": marker.coordinator_epoch}
             elif with_records:
                 entry["records"] = _records(part)
         except CorruptRecord as error:
-            problem = f"the CRC is right, but the records cannot be read: {error}"
+            problem = (
+                f"the CRC is right, but the records at offsets {header.base_offset} to {header.last_offset} cannot be "
+                f"read: {error}. Consumers stop there until they seek to {header.next_offset}"
+            )
             yield {"kind": "bad", "position": part.position, "end": part.end, "problem": problem}
         yield entry
 
 
-def _records(batch: inspection.Batch) -> list[Entry]:
-    decoded = decode_batch(batch.data, batch.header, check_crc=False)
-    records: list[Entry] = []
-    for number, (offset, timestamp) in enumerate(zip(decoded.offsets, decoded.timestamps, strict=True)):
-        record: Entry = {
-            "offset": offset,
-            "timestamp": timestamp,
-            **text_or_base64("key", None if decoded.keys is None else decoded.keys[number]),
-            **text_or_base64("value", decoded.values[number]),
-        }
-        headers = None if decoded.headers is None else decoded.headers[number]
-        if headers:
-            record["headers"] = [{"name": name, **text_or_base64("value", value)} for name, value in headers]
-        records.append(record)
-    return records
+def _records(batch: inspection.Batch) -> Iterator[Entry]:
+    """Decode the batch, and yield its records. A list of them might take terabytes: a few bytes may stand for a column
+    of a million values. Raises CorruptRecord at once."""
+    return _entries_of(decode_batch(batch.data, batch.header, check_crc=False))
+
+
+def _entries_of(decoded: DecodedBatch) -> Iterator[Entry]:
+    for part in decoded.parts():
+        for number, (offset, timestamp) in enumerate(zip(part.offsets, part.timestamps, strict=True)):
+            record: Entry = {
+                "offset": offset,
+                "timestamp": timestamp,
+                **text_or_base64("key", None if part.keys is None else part.keys[number]),
+                **text_or_base64("value", part.values[number]),
+            }
+            headers = None if part.headers is None else part.headers[number]
+            if headers:
+                record["headers"] = [{"name": name, **text_or_base64("value", value)} for name, value in headers]
+            yield record
+
+
+def _print_json_entry(entry: Entry) -> None:
+    """Print a line of JSON, record by record."""
+    records: Iterator[Entry] | None = entry.pop("records", None)
+    if records is None:
+        print_json(entry)
+        return
+    sys.stdout.write(msgspec.json.encode(entry).decode().removesuffix("}") + ',"records":[')
+    for number, record in enumerate(records):
+        sys.stdout.write("," * (number > 0) + msgspec.json.encode(record).decode())
+    sys.stdout.write("]}\n")
 
 
 def _print_entry(entry: Entry) -> None:
-    records: Sequence[Entry] = entry.pop("records", ())
+    records: Iterable[Entry] = entry.pop("records", ())
     _print_line("  ", entry)
     for record in records:
         _print_line("    ", {"kind": "record", **record})

@@ -24,13 +24,16 @@ from pathlib import Path
 from types import TracebackType
 from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
+from minibroker.client.administering.scram import UserScramCredentialUpsertion
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
 from minibroker.client.errors import TopicErrors
+from minibroker.client.security import Security
 from minibroker.client.sync.admin import Admin
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut, hidden_from_pytest
-from minibroker.deploy.local import broker_process
+from minibroker.deploy.local import broker_process, secured
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
+from minibroker.deploy.local.certificates import Certificates
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.data_directory import MAX_BROKERS
 from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
@@ -76,10 +79,16 @@ class SyncLocalCluster(Blocking):
     most), or `NewTopic`. `settings` apply to every broker, `broker_settings`, by broker id, to single ones in addition;
     the names are Kafka's, as in docs/settings.md.
 
+    With `tls`, brokers also have a listener that is SSL, at `ssl_bootstrap_servers`, and use it among themselves.
+    `security` returns the arguments of a client for it; `certificates` has the files.
+
+    With `secure`, the cluster is that of `minibroker up --secure`: clients need TLS, a user and access control lists.
+    `security` returns the arguments of a client as `admin`, who may do everything, or as a user of `add_user`.
+
     At the end every process is killed and every file removed, even after an exception, Ctrl-C or, thanks to the
     guardian, a kill of this process. Methods raise LaunchError with the remedy, and LaunchTimedOut if an operation
-    takes too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"all"` or
-    `"zookeeper"`. Methods that take WHO return its members. Any thread may call.
+    takes too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`,
+    `"transactions:ID"`, `"all"` or `"zookeeper"`. Methods that take WHO return its members. Any thread may call.
     """
 
     _asynchronous = "minibroker.testing.LocalCluster"
@@ -91,6 +100,8 @@ class SyncLocalCluster(Blocking):
         topics: Topics = (),
         settings: Mapping[str, str] | None = None,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
+        tls: bool = False,
+        secure: bool = False,
     ) -> None:
         """Raises LaunchError for a number, a setting or a topic name that no cluster here can have."""
         if type(brokers) is not int or not 1 <= brokers <= MAX_BROKERS:
@@ -102,6 +113,12 @@ class SyncLocalCluster(Blocking):
         for id in self._broker_settings:
             if id not in range(1, brokers + 1):
                 raise LaunchError(f"broker_settings: there is no broker {id}: their ids are 1 to {brokers}")
+        if tls and secure:
+            raise LaunchError("tls=True and secure=True: leave tls away, as a secured cluster has TLS")
+        self._tls = tls
+        self._secure = secure
+        self._users: dict[str, Security] = {}
+        self._certificates: Certificates | None = None
         self._owner_pid = 0
         self._launcher: Launcher | None = None
         self._guardian: Process | None = None
@@ -135,12 +152,16 @@ class SyncLocalCluster(Blocking):
         self._launcher = Launcher(directory)
         try:
             directory.mkdir(mode=0o700)
-            self._lease = lease_ports(self._brokers * _PORTS_OF_BROKER + 1)
+            if self._secure:
+                secured.make(directory)
+            if self._tls or self._secure:
+                self._certificates = Certificates(directory / "certificates")
+            self._lease = lease_ports(self._brokers * (_PORTS_OF_BROKER + self._tls) + 1)
             self._isolation = Isolation(directory)
             self._launcher.launch(self._planned(self._lease.ports))
             self.wait_healthy()
             if self._topics:
-                with Admin(self.bootstrap_servers) as admin:
+                with self._admin() as admin:
                     admin.create_topics(self._topics)
             self.wait_healthy()
             self._healthy = self._history()
@@ -153,14 +174,22 @@ class SyncLocalCluster(Blocking):
     def _planned(self, ports: list[int]) -> ClusterFile:
         count = self._brokers
         assert self._isolation is not None
+        settings = self._settings
+        if self._certificates is not None and self._tls:
+            settings = {"security.inter.broker.protocol": "SSL", **self._certificates.settings(), **settings}
         entries = [
             BrokerEntry(
                 id=number + 1,
                 port=ports[number],
                 metrics_port=ports[2 * count + number],
                 settings={
-                    # Both ports are known in advance, so that `isolate` can close them.
-                    "listeners": broker_process.listeners(ports[number], ports[count + number]),
+                    # All ports are known in advance, so that `isolate` can close them.
+                    "listeners": broker_process.listeners(
+                        ports[number],
+                        ports[count + number],
+                        ports[3 * count + number] if self._tls else None,
+                        secured.PROTOCOL if self._secure else "PLAINTEXT",
+                    ),
                     **self._broker_settings.get(number + 1, {}),
                 },
                 group_id=self._isolation.group_id(ports[number]),
@@ -170,8 +199,12 @@ class SyncLocalCluster(Blocking):
         return ClusterFile(
             zookeeper=ZooKeeperEntry(f"{LOOPBACK}:{ports[-1]}", ports[-1]),
             brokers=tuple(entries),
-            settings=self._settings,
+            settings=settings,
+            secure=self._secure,
         )
+
+    def _admin(self) -> Admin:
+        return Admin(self.bootstrap_servers, **(self.security() if self._secure else {}))
 
     def _end(self) -> None:
         if os.getpid() != self._owner_pid:
@@ -231,6 +264,52 @@ class SyncLocalCluster(Blocking):
         """`host:port,host:port` of all brokers, alive or dead, for any client."""
         return self._running.bootstrap()
 
+    @property
+    def ssl_bootstrap_servers(self) -> str:
+        """`host:port,host:port` of the listeners that are SSL or SASL_SSL, for any client. Raises LaunchError without
+        `tls` and `secure`."""
+        self._of_tls()
+        found = [re.search(r"SSL://([^,]+)", entry.settings["listeners"]) for entry in self._running.file().brokers]
+        return ",".join(matched[1] for matched in found if matched is not None)
+
+    def security(self, client: str | None = None) -> Security:
+        """Return the arguments of minibroker's clients for `ssl_bootstrap_servers`. With `tls`, and if `client` is a
+        name, they have a new certificate. With `secure`, they are those of a user of `add_user`, or of `admin`. Raises
+        LaunchError without either."""
+        if self._secure:
+            if client in (None, secured.USER):
+                return secured.credentials(self.directory)
+            if client not in self._users:
+                raise LaunchError(f"there is no user {client!r}: call add_user({client!r}) first")
+            return self._users[client]
+        made: Security = {"security_protocol": "SSL", "ssl_cafile": str(self._of_tls().authority)}
+        if client is not None:
+            made["ssl_certfile"] = str(self._of_tls().client(client))
+        return made
+
+    def add_user(self, name: str) -> Security:
+        """Create a user of a secured cluster, who may do nothing yet, with a new password (SCRAM-SHA-256). Return the
+        arguments of its clients. Raises LaunchError without `secure`; MinibrokerError."""
+        if not self._secure:
+            raise LaunchError("this cluster has no users: make it with secure=True")
+        _refuse_in_event_loop()
+        password = secrets.token_urlsafe(24)
+        with self._admin() as admin:
+            admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, secured.MECHANISM, password)])
+        user: Security = {**self.security(), "sasl_plain_username": name, "sasl_plain_password": password}
+        self._users[name] = user
+        return user
+
+    @property
+    def certificates(self) -> Certificates:
+        """The authority and the certificates. Raises LaunchError without `tls` and `secure`."""
+        return self._of_tls()
+
+    def _of_tls(self) -> Certificates:
+        if self._certificates is None:
+            raise LaunchError("this cluster has no TLS: make it with tls=True or secure=True")
+        return self._certificates
+
     def log_of(self, member: Member) -> Path:
         """Return the file with the output of a broker or `"zookeeper"`. Raises LaunchError for an unknown broker."""
         if not isinstance(member, str):
@@ -264,14 +343,14 @@ class SyncLocalCluster(Blocking):
     def create_topics(self, topics: Topics) -> None:
         """Create topics, and return once they have leaders and the brokers know them. Raises TopicErrors."""
         _refuse_in_event_loop()
-        with Admin(self.bootstrap_servers) as admin:
+        with self._admin() as admin:
             admin.create_topics(_new_topics(topics))
 
     def delete_topics(self, names: Iterable[str]) -> None:
         """Delete topics, and return once they are gone; missing ones are ignored. Brokers that have replicas of them
         must run (`restore`). Raises TopicErrors."""
         _refuse_in_event_loop()
-        with Admin(self.bootstrap_servers) as admin:
+        with self._admin() as admin:
             try:
                 admin.delete_topics(names)
             except TopicErrors as errors:
@@ -371,9 +450,13 @@ class LocalCluster(Asynchronous):
         topics: Topics = (),
         settings: Mapping[str, str] | None = None,
         broker_settings: Mapping[int, Mapping[str, str]] | None = None,
+        tls: bool = False,
+        secure: bool = False,
     ) -> None:
         """Raises LaunchError for a number or a setting that no cluster here can have."""
-        self._cluster = SyncLocalCluster(brokers, topics=topics, settings=settings, broker_settings=broker_settings)
+        self._cluster = SyncLocalCluster(
+            brokers, topics=topics, settings=settings, broker_settings=broker_settings, tls=tls, secure=secure
+        )
 
     @classmethod
     def around(cls, cluster: SyncLocalCluster) -> Self:
@@ -399,9 +482,21 @@ class LocalCluster(Asynchronous):
     def bootstrap_servers(self) -> str:
         return self._cluster.bootstrap_servers
 
+    @property
+    def ssl_bootstrap_servers(self) -> str:
+        return self._cluster.ssl_bootstrap_servers
+
+    def security(self, client: str | None = None) -> Security:
+        return self._cluster.security(client)
+
+    @property
+    def certificates(self) -> Certificates:
+        return self._cluster.certificates
+
     def log_of(self, member: Member) -> Path:
         return self._cluster.log_of(member)
 
+    add_user = _in_threads(SyncLocalCluster.add_user)
     find = _in_threads(SyncLocalCluster.find)
     wait_healthy = _in_threads(SyncLocalCluster.wait_healthy)
     create_topics = _in_threads(SyncLocalCluster.create_topics)

@@ -47,11 +47,10 @@ class Isolation:
         if broker.id in self._isolated:
             return
         self._isolated.add(broker.id)
-        control_port = broker.settings["listeners"].rpartition(":")[2]
+        ports = [listener.rpartition(":")[2] for listener in broker.settings["listeners"].split(",")]
         matches = (
             ["-m", "owner", "--gid-owner", str(broker.group_id)],
-            ["--dport", str(broker.port)],
-            ["--dport", control_port],
+            *(["--dport", port] for port in ports),
         )
         for match in matches:
             rule = ["-o", "lo", "-p", "tcp", *match, "-m", "comment", "--comment", guardian.mark(self._directory)]

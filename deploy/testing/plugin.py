@@ -82,11 +82,25 @@ def minibroker_broker_settings(pytestconfig: pytest.Config) -> Mapping[int, Mapp
 
 
 @pytest.fixture(scope="session")
+def minibroker_tls() -> bool:
+    """Whether the brokers of `minibroker_cluster` also have a listener that is SSL. Override it to return True."""
+    return False
+
+
+@pytest.fixture(scope="session")
+def minibroker_secure() -> bool:
+    """Whether `minibroker_cluster` is secured, with TLS, users and access control lists. Override it to return True."""
+    return False
+
+
+@pytest.fixture(scope="session")
 def minibroker_cluster(
     pytestconfig: pytest.Config,
     minibroker_brokers: int,
     minibroker_settings: Mapping[str, str],
     minibroker_broker_settings: Mapping[int, Mapping[str, str]],
+    minibroker_tls: bool,
+    minibroker_secure: bool,
 ) -> Iterator[SyncLocalCluster]:
     """A `minibroker.testing.SyncLocalCluster` for the whole run, started when the first test uses it. Each worker of
     pytest-xdist has its own."""
@@ -95,7 +109,11 @@ def minibroker_cluster(
     with contextlib.ExitStack() as until_end:
         with _without_traceback():
             cluster = SyncLocalCluster(
-                minibroker_brokers, settings=minibroker_settings, broker_settings=minibroker_broker_settings
+                minibroker_brokers,
+                settings=minibroker_settings,
+                broker_settings=minibroker_broker_settings,
+                tls=minibroker_tls,
+                secure=minibroker_secure,
             )
             until_end.enter_context(cluster)
         pytestconfig.stash[_CLUSTER] = cluster

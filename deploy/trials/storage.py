@@ -41,8 +41,10 @@ SETTINGS = {
     "log.cleaner.backoff.ms": "50",
     "log.retention.check.interval.ms": "500",
     "log.flush.offset.checkpoint.interval.ms": "86400000",
+    "internal.segment.bytes.min": "14",
 }
-"""Settings of the brokers: upkeep begins soon, and no checkpoint shortens the recovery after a kill."""
+"""Settings of the brokers: upkeep begins soon, no checkpoint shortens the recovery after a kill, and there can be many
+small segments."""
 
 LEADER, FOLLOWER = 1, 2
 RATE = 500
@@ -124,7 +126,7 @@ class StorageBench:
         """Wait for the line in broker LEADER's log. Scraping its metrics would be a further load."""
         log = self._cluster.log_of(LEADER)
         async with patience(f"broker {LEADER} did not write {pattern!r} into its log"):
-            while (found := re.search(pattern, log.read_text())) is None:  # noqa: ASYNC110 (it is another process's)
+            while (found := re.search(rf"(?m)^\S+ INFO \S+ {pattern}", log.read_text())) is None:  # noqa: ASYNC110 (it is another process's)
                 await asyncio.sleep(_POLL_S)
             return found
 

@@ -5,7 +5,8 @@ allocate 2 GB, a slow sender must not hold a buffer of the size that it announce
 be copied twice on its way to the log.
 
 The choice: small frames are collected in one reused buffer and copied out of it as `bytes` (a memoryview into a reused
-buffer would change under its reader). A larger frame gets its own buffer, which the transport fills directly
+buffer would change under its reader). That buffer grows with the first read that fills it, since thousands of
+connections may do nothing. A larger frame gets its own buffer, which the transport fills directly
 (`get_buffer`). It starts at no more than 1 MiB and doubles only once it is full, so memory follows the bytes that
 arrived. The limit depends on the API, which is in the frame's first bytes (array of five, then the key), so these are
 read before anything large is allocated.
@@ -19,6 +20,7 @@ from struct import Struct
 
 _LENGTH = Struct(">i")
 _SMALL = 64 * 1024
+_FIRST_SMALL = 4 * 1024
 _FIRST_PIECE = 1024 * 1024
 
 MAX_SMALL_REQUEST_BYTES = 1024 * 1024
@@ -48,7 +50,7 @@ class FrameReader:
 
     def __init__(self, limit_of: Callable[[bytes], int]) -> None:
         self._limit_of = limit_of
-        self._small = bytearray(_SMALL)
+        self._small = bytearray(_FIRST_SMALL)
         self._view = memoryview(self._small)
         self._end = 0
         self._large: bytearray | None = None
@@ -97,9 +99,13 @@ class FrameReader:
             self._begin_large(length, start + 4, end, frames)
             self._end = 0
             return frames
-        if start:
-            self._small[: end - start] = self._small[start:end]
-            self._end = end - start
+        if end == len(self._small) < _SMALL:
+            self._small = bytearray(_SMALL)
+            self._view = memoryview(self._small)
+        elif not start:
+            return frames
+        self._end = end - start
+        self._view[: self._end] = view[start:end]
         return frames
 
     def _begin_large(self, length: int, start: int, end: int, frames: list[bytes | memoryview]) -> None:

@@ -23,6 +23,20 @@ Response = TypeVar("Response", bound=m.Message)
 MAX_RESPONSE_BYTES = 256 * 1024 * 1024
 
 
+_PERHAPS_TLS = (
+    ': if that listener is SSL, give security_protocol="SSL" (security.protocol=SSL); if it is SASL_SSL or '
+    "SASL_PLAINTEXT, give that and sasl_mechanism"
+)
+_PERHAPS_NO_CERTIFICATE = (
+    "; perhaps it did not accept this client's certificate, or asks for one (ssl_certfile), or is SASL_SSL "
+    "(security_protocol, sasl_mechanism): the broker's log says why"
+)
+
+
+_GIVEN_UP_S = 0.01
+"""How often `hold` looks for the answer to a request whose caller does not wait for it any more."""
+
+
 class RequestTimedOut(NetworkError):
     """The other side did not answer in time."""
 
@@ -41,6 +55,8 @@ class Connection(asyncio.BufferedProtocol):
         self._client_id = client_id
         self._patience = patience
         self._reader = FrameReader(response_limit(max_response_bytes))
+        self._has_answered = False
+        self._perhaps = _PERHAPS_TLS
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, tuple[Api[Any, Any], asyncio.Future[Any], asyncio.TimerHandle | None]] = {}
         self._next_correlation_id = 0
@@ -49,6 +65,8 @@ class Connection(asyncio.BufferedProtocol):
         self._loop = asyncio.get_running_loop()
         self._lost = self._loop.create_future()
         self._on_lost: Callable[[Connection], None] | None = None
+        self._held: list[m.Buffer] | None = None
+        """Requests that wait for `release`; None: they are written at once."""
 
     # -- the caller's side --
 
@@ -69,16 +87,36 @@ class Connection(asyncio.BufferedProtocol):
     @property
     def unsent_bytes(self) -> int:
         """Bytes of requests not yet passed to the operating system: the only backpressure with acks 0."""
-        return 0 if self._transport is None else self._transport.get_write_buffer_size()
+        held = sum(map(len, self._held or ()))
+        return held + (0 if self._transport is None else self._transport.get_write_buffer_size())
 
     def on_lost(self, listener: Callable[["Connection"], None]) -> None:
         """Call `listener` once, when the connection has ended for any reason."""
         self._on_lost = listener
 
+    async def hold(self) -> None:
+        """Keep new requests, except those that are `ahead`, until `release`. Return when all earlier ones are
+        answered, or the connection has ended."""
+        self._held = []
+        last = next(reversed(self._pending), None)
+        while last is not None and last in self._pending:
+            answer = self._pending[last][1]
+            if answer.done():  # its caller has given up
+                await asyncio.sleep(_GIVEN_UP_S)
+            else:
+                await asyncio.wait([answer])
+
+    def release(self) -> None:
+        """Write what `hold` has kept."""
+        held, self._held = self._held or [], None
+        if self._transport is not None and not self.closed:
+            self._transport.writelines(held)
+
     def send(
-        self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
+        self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None, ahead: bool = False
     ) -> asyncio.Future[Response]:
-        """Write a request now and return a future of its response. Raises NetworkError if the connection is gone."""
+        """Write a request now and return a future of its response. Raises NetworkError if the connection is gone.
+        `ahead`: even during `hold`."""
         transport = self._usable(api)
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
@@ -87,7 +125,7 @@ class Connection(asyncio.BufferedProtocol):
         if timeout_s is not None:
             timer = self._loop.call_later(timeout_s, self._timed_out, api, timeout_s)
         self._pending[correlation_id] = (api, future, timer)
-        transport.write(encode_request(api, correlation_id, self._client_id, body))
+        self._write(transport, encode_request(api, correlation_id, self._client_id, body), ahead)
         return future
 
     def send_and_forget(self, api: Api[Request, Any], body: Request) -> None:
@@ -95,11 +133,13 @@ class Connection(asyncio.BufferedProtocol):
         transport = self._usable(api)
         correlation_id = self._next_correlation_id
         self._next_correlation_id = (correlation_id + 1) & 0x7FFFFFFF
-        transport.write(encode_request(api, correlation_id, self._client_id, body))
+        self._write(transport, encode_request(api, correlation_id, self._client_id, body), False)
 
-    async def request(self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None) -> Response:
+    async def request(
+        self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None, ahead: bool = False
+    ) -> Response:
         """Send a request and return its response. Raises NetworkError, RequestTimedOut, BrokerError, InvalidMessage."""
-        return await self.send(api, body, timeout_s=timeout_s)
+        return await self.send(api, body, timeout_s=timeout_s, ahead=ahead)
 
     def close(self, reason: str = "closed here", ends_with: type[NetworkError] = NetworkError) -> None:
         """Drop the connection; pending requests fail with `ends_with`."""
@@ -119,6 +159,12 @@ class Connection(asyncio.BufferedProtocol):
             )
         return self._transport
 
+    def _write(self, transport: asyncio.Transport, data: m.Buffer, ahead: bool) -> None:
+        if self._held is None or ahead:
+            transport.write(data)
+        else:
+            self._held.append(data)
+
     def _timed_out(self, api: Api[Any, Any], timeout_s: float) -> None:
         self.close(f"no answer to {api.name} within {timeout_s:.3g} s", RequestTimedOut)
 
@@ -126,6 +172,8 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
+        if transport.get_extra_info("ssl_object") is not None:
+            self._perhaps = _PERHAPS_NO_CERTIFICATE
         keep_alive(transport, self._patience)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -136,13 +184,15 @@ class Connection(asyncio.BufferedProtocol):
             for frame in self._reader.buffer_updated(nbytes):
                 self._frame(frame)
         except FrameTooLarge as error:
-            is_http = error.prefix.startswith(b"/1.")  # after "HTTP", which was read as the frame's length
-            why = "it speaks HTTP, as a broker's metrics port does" if is_http else str(error)
+            why = str(error)
+            if error.prefix.startswith(b"/1."):  # after "HTTP", which was read as the frame's length
+                why = "it speaks HTTP, as a broker's metrics port does"
             self.close(f"it does not speak this protocol: {why}")
         except InvalidMessage as error:
             self.close(f"it does not speak this protocol: {error}")
 
     def _frame(self, frame: bytes | memoryview) -> None:
+        self._has_answered = True
         envelope = decode_response_envelope(frame)
         entry = self._pending.pop(envelope.correlation_id, None)
         if entry is None:
@@ -163,6 +213,8 @@ class Connection(asyncio.BufferedProtocol):
     def connection_lost(self, exc: Exception | None) -> None:
         if self._closed_because is None:
             self._closed_because = f"lost: {exc}" if exc else "closed by the other side"
+            if self._pending and not self._has_answered:
+                self._closed_because += f" before its first answer{self._perhaps}"
         for api, future, timer in self._pending.values():
             if timer is not None:
                 timer.cancel()

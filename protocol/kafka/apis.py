@@ -11,13 +11,15 @@ from struct import Struct
 import msgspec
 
 from minibroker.protocol.errors import InvalidMessage
-from minibroker.protocol.kafka import brokers, configs, data, groups, metadata, topics
+from minibroker.protocol.kafka import acls, brokers, configs, data, groups, metadata, sasl, topics, transactions
 from minibroker.protocol.kafka.primitives import LENGTH16, FrameWriter, MessageReader
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import ApiVersion
 
 KAFKA_APIS: dict[int, KafkaApi] = {
-    api.key: api for family in (data, metadata, groups, topics, configs, brokers) for api in family.APIS
+    api.key: api
+    for family in (data, metadata, groups, transactions, topics, configs, acls, sasl, brokers)
+    for api in family.APIS
 }
 """The APIs by their keys."""
 

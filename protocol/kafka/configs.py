@@ -6,7 +6,7 @@ from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka.schema import Field, KafkaApi, Schema, structs
-from minibroker.protocol.kafka.types import BOOL, INT8, INT16, INT32, STRING, Array
+from minibroker.protocol.kafka.types import BOOL, FLOAT64, INT8, INT16, INT32, STRING, Array
 
 # --- DescribeConfigs (32), AlterConfigs (33), IncrementalAlterConfigs (44) -----------------------------------
 
@@ -152,4 +152,82 @@ INCREMENTAL_ALTER_CONFIGS = KafkaApi(
     failed=lambda request, code, message: m.IncrementalAlterConfigsResponse(0, _not_altered(request, code, message)),
 )
 
-APIS = (DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS)
+# --- DescribeClientQuotas (48), AlterClientQuotas (49) -------------------------------------------------------
+
+_ENTITY = structs(m.QuotaEntityPart, Field("entity_type", STRING), Field("entity_name", STRING, nullable="0+"))
+
+DESCRIBE_CLIENT_QUOTAS = KafkaApi(
+    apis.DESCRIBE_CLIENT_QUOTAS,
+    0,
+    1,
+    first_flexible=1,
+    request=Schema(
+        m.DescribeClientQuotasRequest,
+        Field(
+            "components",
+            structs(
+                m.QuotaFilterComponent,
+                Field("entity_type", STRING),
+                Field("match_type", INT8),
+                Field("match", STRING, nullable="0+"),
+            ),
+        ),
+        Field("strict", BOOL),
+    ),
+    response=Schema(
+        m.DescribeClientQuotasResponse,
+        Field("throttle_time_ms", INT32),
+        Field("error_code", INT16),
+        Field("error_message", STRING, nullable="0+"),
+        Field(
+            "entries",
+            structs(
+                m.DescribedQuotas,
+                Field("entity", _ENTITY),
+                Field("values", structs(m.QuotaValue, Field("key", STRING), Field("value", FLOAT64))),
+            ),
+            nullable="0+",
+        ),
+    ),
+    failed=lambda request, code, message: m.DescribeClientQuotasResponse(0, code, message, None),
+)
+
+ALTER_CLIENT_QUOTAS = KafkaApi(
+    apis.ALTER_CLIENT_QUOTAS,
+    0,
+    1,
+    first_flexible=1,
+    request=Schema(
+        m.AlterClientQuotasRequest,
+        Field(
+            "entries",
+            structs(
+                m.AlteredQuotas,
+                Field("entity", _ENTITY),
+                Field(
+                    "ops",
+                    structs(m.QuotaChange, Field("key", STRING), Field("value", FLOAT64), Field("remove", BOOL)),
+                ),
+            ),
+        ),
+        Field("validate_only", BOOL),
+    ),
+    response=Schema(
+        m.AlterClientQuotasResponse,
+        Field("throttle_time_ms", INT32),
+        Field(
+            "entries",
+            structs(
+                m.AlteredQuotasResponse,
+                Field("error_code", INT16),
+                Field("error_message", STRING, nullable="0+"),
+                Field("entity", _ENTITY),
+            ),
+        ),
+    ),
+    failed=lambda request, code, message: m.AlterClientQuotasResponse(
+        0, [m.AlteredQuotasResponse(code, message, entry.entity) for entry in request.entries]
+    ),
+)
+
+APIS = (DESCRIBE_CONFIGS, ALTER_CONFIGS, INCREMENTAL_ALTER_CONFIGS, DESCRIBE_CLIENT_QUOTAS, ALTER_CLIENT_QUOTAS)

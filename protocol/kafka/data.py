@@ -5,6 +5,7 @@ The sources are ProduceRequest.json etc. in Kafka's `clients/src/main/resources/
 
 from __future__ import annotations
 
+import msgspec
 from msgspec import field
 
 from minibroker.protocol import apis
@@ -76,10 +77,16 @@ def _produce_failed(request: m.ProduceRequest, code: ErrorCode, message: str) ->
     )
 
 
+def _produce_request(ours: m.ProduceRequest, version: int) -> m.ProduceRequest:
+    ours.adds_partitions = version >= 12
+    return ours
+
+
 PRODUCE = KafkaApi(
     apis.PRODUCE,
     3,
-    11,
+    12,
+    max_elements=2 * m.MAX_PRODUCE_PARTITIONS,  # each may be the only one of its topic
     advertised_from=0,  # librdkafka rejects a broker that lacks Produce's first versions (KIP-896)
     first_flexible=9,
     request=Schema(
@@ -138,6 +145,7 @@ PRODUCE = KafkaApi(
         Field("throttle_time_ms", INT32, "1+"),
         _node_endpoints("10+"),
     ),
+    to_ours=_produce_request,
     failed=_produce_failed,
 )
 
@@ -271,9 +279,9 @@ FETCH = KafkaApi(
                         _current_leader("12+", tag=1),
                         Field(
                             "aborted_transactions",
-                            structs(None, Field("producer_id", INT64), Field("first_offset", INT64)),
+                            structs(m.AbortedTransaction, Field("producer_id", INT64), Field("first_offset", INT64)),
                             nullable="4+",
-                            default=(),
+                            on_null=[],
                         ),
                         Field("preferred_read_replica", INT32, "11+", default=-1),
                         Field("records", RECORDS, nullable="0+", on_null=NO_RECORDS),
@@ -421,6 +429,13 @@ OFFSET_FOR_LEADER_EPOCH = KafkaApi(
 
 # --- InitProducerId (22) -------------------------------------------------------------------------------------
 
+
+def _init_producer_id_response(ours: m.InitProducerIdResponse, version: int) -> m.InitProducerIdResponse:
+    if version < 4 and ours.error_code == ErrorCode.PRODUCER_FENCED:
+        return msgspec.structs.replace(ours, error_code=ErrorCode.INVALID_PRODUCER_EPOCH)
+    return ours
+
+
 INIT_PRODUCER_ID = KafkaApi(
     apis.INIT_PRODUCER_ID,
     0,
@@ -440,6 +455,7 @@ INIT_PRODUCER_ID = KafkaApi(
         Field("producer_id", INT64),
         Field("producer_epoch", INT16),
     ),
+    from_ours=_init_producer_id_response,
     failed=lambda request, code, message: m.InitProducerIdResponse(0, code),
 )
 

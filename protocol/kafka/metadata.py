@@ -33,6 +33,28 @@ API_VERSIONS = KafkaApi(
             structs(m.ApiVersion, Field("api_key", INT16), Field("min_version", INT16), Field("max_version", INT16)),
         ),
         Field("throttle_time_ms", INT32, "1+", default=0),
+        Field(
+            "supported_features",
+            structs(
+                m.SupportedFeature, Field("name", STRING), Field("min_version", INT16), Field("max_version", INT16)
+            ),
+            "4+",  # Java clients that send version 3 reject a min_version of 0 (KAFKA-17011)
+            tag=0,
+            default=[],
+        ),
+        Field("finalized_features_epoch", INT64, "3+", tag=1, default=-1),
+        Field(
+            "finalized_features",
+            structs(
+                m.FinalizedFeature,
+                Field("name", STRING),
+                Field("max_version_level", INT16),
+                Field("min_version_level", INT16),
+            ),
+            "3+",
+            tag=2,
+            default=[],
+        ),
     ),
     failed=lambda request, code, message: m.ApiVersionsResponse(code, []),
 )
@@ -162,10 +184,7 @@ class _FindCoordinatorResponse(m.Message):
 
 
 def _find_coordinator_request(wire: _FindCoordinatorRequest, version: int) -> g.FindCoordinatorRequest:
-    # franz-go, which sends version 4, gives up at InitProducerId alone; librdkafka, which sends at most 2, retries it.
-    return g.FindCoordinatorRequest(
-        wire.key_type, wire.coordinator_keys if version >= 4 else [wire.key], gives_up_at_init=version >= 4
-    )
+    return g.FindCoordinatorRequest(wire.key_type, wire.coordinator_keys if version >= 4 else [wire.key])
 
 
 def _find_coordinator_response(ours: g.FindCoordinatorResponse, version: int) -> _FindCoordinatorResponse:
@@ -299,8 +318,8 @@ DESCRIBE_PRODUCERS = KafkaApi(
                                 Field("producer_epoch", INT32),
                                 Field("last_sequence", INT32),
                                 Field("last_timestamp", INT64),
-                                Field("coordinator_epoch", INT32, default=-1),
-                                Field("current_txn_start_offset", INT64, default=-1),
+                                Field("coordinator_epoch", INT32),
+                                Field("current_txn_start_offset", INT64),
                             ),
                         ),
                     ),

@@ -18,8 +18,8 @@ from minibroker.protocol.errors import InvalidMessage
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.topic_ids import NO_TOPIC
 
-MAX_ELEMENTS = 250_000
-"""Elements of all arrays of a message together."""
+MAX_ELEMENTS = 100_000
+"""Elements of all arrays of a message together: ten for each partition that a cluster may have."""
 
 MAX_STRING_BYTES = 32_767
 MAX_TAGS = 64
@@ -33,6 +33,10 @@ LENGTH16 = Struct(">h")
 LENGTH32 = Struct(">i")
 
 _ZERO_UUID = bytes(UUID_BYTES)
+
+
+class TooManyElements(InvalidMessage):
+    """The arrays of a message have more elements than its reader accepts."""
 
 
 class FrameWriter(bytearray):
@@ -66,11 +70,12 @@ class MessageReader:
 
     __slots__ = ("_elements_left", "_tags_left", "data", "end", "position")
 
-    def __init__(self, data: Buffer) -> None:
+    def __init__(self, data: Buffer, max_elements: int = MAX_ELEMENTS) -> None:
+        """`max_elements`: of all arrays together. More raise TooManyElements."""
         self.data = data
         self.position = 0
         self.end = len(data)
-        self._elements_left = MAX_ELEMENTS
+        self._elements_left = max_elements
         self._tags_left = MAX_ALL_TAGS
 
     def problem(self, what: str) -> InvalidMessage:
@@ -120,7 +125,8 @@ class MessageReader:
         if not 0 <= length <= self.end - position:
             raise self.problem(f"a length of {length}, {self.end - position} bytes are left")
         self.position = position + length
-        return memoryview(self.data)[position : position + length]
+        data = self.data
+        return (data if type(data) is memoryview else memoryview(data))[position : position + length]
 
     def string(self, length: int, max_length: int) -> str:
         begin = self.position
@@ -142,9 +148,14 @@ class MessageReader:
         """Return `count`, the length of an array whose elements take at least `least_bytes` each."""
         if count < 0 or count * least_bytes > self.end - self.position:
             raise self.problem(f"an array of {count} elements, {self.end - self.position} bytes are left")
-        self._elements_left -= count
-        if count > max_count or self._elements_left < 0:
+        if count > max_count:
             raise self.problem(f"an array of {count} elements is too long here; {max_count} are allowed")
+        self._elements_left -= count
+        if self._elements_left < 0:
+            raise TooManyElements(
+                f"at byte {self.position}: with an array of {count} elements, all arrays have more than this request "
+                f"may have: name fewer in a request"
+            )
         return count
 
     def skip_tagged_fields(self) -> None:

@@ -19,6 +19,7 @@ Messages are decoded into the structs of `protocol.messages`, whose fields have 
   never None.
 - `tag`: the number of a tagged field (KIP-482) in the flexible versions. A tagged field needs a `default`, and is
   written only if its value differs from it.
+- `kafka_name`: the name in Kafka's schema, if ours is another.
 - A field that our struct lacks is skipped when a message is decoded. It is written as `default`, or as the result of
   `get(struct)`. (`get` may also override a field that our struct has.)
 - A nested struct is a Schema, an array of them `structs(...)`, an array of primitives an `Array`. `Schema(None, ...)`
@@ -52,7 +53,7 @@ import msgspec
 
 from minibroker.protocol.apis import Api
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.kafka.primitives import MessageReader, write_unsigned_varint
+from minibroker.protocol.kafka.primitives import MAX_ELEMENTS, MessageReader, write_unsigned_varint
 from minibroker.protocol.kafka.types import NO_BOUND, STRING, Array, Bounds, CompiledType, Decode, Encode, Fixed, Type
 from minibroker.protocol.messages import Message
 
@@ -99,8 +100,10 @@ class Field:
         default: Any = _NOT_GIVEN,
         get: Callable[[Any], Any] | None = None,
         on_null: Any = None,
+        kafka_name: str = "",
     ) -> None:
         self.name = name
+        self.kafka_name = kafka_name or name
         self.type = type
         self.versions = versions_of(versions)
         self.nullable = versions_of(nullable)
@@ -275,6 +278,7 @@ class KafkaApi:
         to_ours: Callable[[Any, int], Any] | None = None,
         from_ours: Callable[[Any, int], Any] | None = None,
         advertised_from: int | None = None,
+        max_elements: int = MAX_ELEMENTS,
     ) -> None:
         self.api = api
         self.key = api.key
@@ -284,6 +288,8 @@ class KafkaApi:
         self.advertised_from = min_version if advertised_from is None else advertised_from
         """The lowest version in ApiVersions. Requests below `min_version` are rejected even if they are advertised."""
         self.first_flexible = first_flexible
+        self.max_elements = max_elements
+        """Elements of all arrays of a request together."""
         self.failed = failed
         self.request = request
         self.response = response

@@ -61,6 +61,7 @@ CREATE_TOPICS = KafkaApi(
                 Field("topic_id", UUID, "7+", default=""),
                 Field("error_code", INT16),
                 error_message("1+"),
+                Field("topic_config_error_code", INT16, "5+", tag=0, default=0),
                 Field("num_partitions", INT32, "5+", default=-1),
                 Field("replication_factor", INT16, "5+", default=-1),
                 Field("configs", Array(_CREATED_CONFIG), "5+", nullable="5+", default=()),

@@ -130,3 +130,74 @@ class AlterConfigsRequest(Message):
 class AlterConfigsResponse(Message):
     throttle_time_ms: Int32
     responses: Annotated[list[AlterConfigsResourceResponse], Meta(max_length=MAX_TOPICS)]
+
+
+# --- DescribeClientQuotas (48), AlterClientQuotas (49) ------------------------------------------------------------
+
+MAX_QUOTA_ENTITIES = 100_000
+MAX_ENTITY_PARTS = 16
+MAX_QUOTA_KEYS = 100
+
+
+class QuotaFilterComponent(Message):
+    entity_type: Name
+    match_type: Int8
+    """0: this name, 1: the default, 2: any name and the default."""
+    match: String | None
+
+
+class DescribeClientQuotasRequest(Message):
+    components: Annotated[list[QuotaFilterComponent], Meta(max_length=MAX_ENTITY_PARTS)]
+    strict: bool
+    """Leave out entities that have further parts."""
+
+
+class QuotaEntityPart(Message):
+    entity_type: Name
+    entity_name: String | None
+    """None: the default."""
+
+
+class QuotaValue(Message):
+    key: Name
+    value: float
+
+
+class DescribedQuotas(Message):
+    entity: Annotated[list[QuotaEntityPart], Meta(max_length=MAX_ENTITY_PARTS)]
+    values: Annotated[list[QuotaValue], Meta(max_length=MAX_QUOTA_KEYS)]
+
+
+class DescribeClientQuotasResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    error_message: String | None
+    entries: Annotated[list[DescribedQuotas], Meta(max_length=MAX_QUOTA_ENTITIES)] | None
+    """None after an error."""
+
+
+class QuotaChange(Message):
+    key: Name
+    value: float
+    remove: bool
+
+
+class AlteredQuotas(Message):
+    entity: Annotated[list[QuotaEntityPart], Meta(max_length=MAX_ENTITY_PARTS)]
+    ops: Annotated[list[QuotaChange], Meta(max_length=MAX_QUOTA_KEYS)]
+
+
+class AlterClientQuotasRequest(Message):
+    entries: Annotated[list[AlteredQuotas], Meta(max_length=MAX_CONFIGS)]
+    validate_only: bool
+
+
+class AlteredQuotasResponse(Message):
+    error_code: Int16
+    error_message: String | None
+    entity: Annotated[list[QuotaEntityPart], Meta(max_length=MAX_ENTITY_PARTS)]
+
+
+class AlterClientQuotasResponse(Message):
+    throttle_time_ms: Int32
+    entries: Annotated[list[AlteredQuotasResponse], Meta(max_length=MAX_CONFIGS)]

@@ -173,6 +173,11 @@ class EnvelopeRequest(Message):
     """The request came from a client; otherwise it is the broker's own and has a broker's rights."""
     request_data: memoryview
     """A frame of the request, without its length."""
+    principal: String = "User:ANONYMOUS"
+    """The principal of the client."""
+    client_host: String = ""
+    is_before_mutation_quotas: bool = False
+    """The client does not know THROTTLING_QUOTA_EXCEEDED (KIP-599)."""
 
 
 class EnvelopeResponse(Message):

@@ -9,6 +9,7 @@ from minibroker.protocol.messages.fields import (
     MAX_PARTITIONS,
     MAX_RECORD_ERRORS,
     MAX_TOPICS,
+    Attempt,
     FetchSlot,
     Int8,
     Int16,
@@ -22,6 +23,10 @@ from minibroker.protocol.messages.fields import (
 from minibroker.protocol.messages.metadata import MetadataBroker
 
 # --- Produce (0) ---------------------------------------------------------------------------------------------
+
+
+MAX_PRODUCE_PARTITIONS = 20_000
+"""Partitions of one request. A megabyte, the default of producers, has room for 15,000 batches of one record."""
 
 
 class ProducePartition(Message):
@@ -43,6 +48,9 @@ class ProduceRequest(Message):
     acks: Int16
     timeout_ms: Int32
     topic_data: Annotated[list[ProduceTopic], Meta(max_length=MAX_TOPICS)]
+    adds_partitions: bool = True
+    """A transactional batch adds its partition to the transaction (KIP-890; in Kafka's protocol from version 12 on).
+    False: the client has sent AddPartitionsToTxn before."""
 
 
 class ProduceRecordError(Message):
@@ -79,6 +87,9 @@ class ProduceResponse(Message):
 
 
 # --- Fetch (1) -----------------------------------------------------------------------------------------------
+
+MAX_ABORTED_TRANSACTIONS = 1_000_000
+"""Aborted transactions that overlap the records of one partition in a response."""
 
 
 class FetchPartition(Message):
@@ -122,6 +133,13 @@ class EpochEndOffset(Message):
     end_offset: Int64 = -1
 
 
+class AbortedTransaction(Message):
+    """The transactional records of the producer from this offset on, up to its next abort marker, are aborted."""
+
+    producer_id: Int64
+    first_offset: Int64
+
+
 class FetchPartitionResponse(Message):
     partition_index: Int32
     error_code: Int16
@@ -137,6 +155,8 @@ class FetchPartitionResponse(Message):
     producers: memoryview = memoryview(b"")
     """For a follower, with OFFSET_OUT_OF_RANGE: the producers that wrote before `log_start_offset`, as a snapshot of
     producers. Empty: there are none."""
+    aborted_transactions: Annotated[list[AbortedTransaction], Meta(max_length=MAX_ABORTED_TRANSACTIONS)] = []
+    """For read_committed: the aborted transactions that overlap `records`, in the order of their first offsets."""
 
 
 class FetchTopicResponse(Message):
@@ -222,6 +242,7 @@ class InitProducerIdRequest(Message):
     transaction_timeout_ms: Int32 = 60_000
     producer_id: Int64 = -1
     producer_epoch: Int16 = -1
+    attempt: Attempt | None = None
 
 
 class InitProducerIdResponse(Message):

@@ -68,3 +68,15 @@ class ResponseEnvelope(Message):
     body: msgspec.Raw
     error_code: Int16 = 0
     error_message: String = ""
+
+
+class Attempt(Message):
+    """Identifies an attempt of a client to change something, so that the coordinator can recognise one that arrives
+    late (see `broker/coordinating/attempts.py`). Kafka has nothing like it."""
+
+    client_instance: String
+    """Unique for each client."""
+    number: Int64
+    """Grows with each attempt that the client sends."""
+    coordinator_epoch: Int32
+    """The highest `leader_epoch` that FindCoordinator has named for this group; -1: none."""

@@ -13,6 +13,7 @@ from minibroker.protocol.messages.fields import (
     MAX_PARTITIONS,
     MAX_TOPICS,
     NO_OPERATIONS,
+    Attempt,
     Int8,
     Int16,
     Int32,
@@ -44,8 +45,6 @@ class FindCoordinatorRequest(Message):
     key_type: Int8
     """0: groups, 1: transactions."""
     coordinator_keys: Annotated[list[GroupId], Meta(max_length=MAX_GROUPS)]
-    gives_up_at_init: bool = False
-    """The client gives up a transaction if InitProducerId fails, and retries FindCoordinator."""
 
 
 class Coordinator(Message):
@@ -194,18 +193,6 @@ class OffsetCommitTopic(Message):
     partitions: Annotated[list[OffsetCommitPartition], Meta(max_length=MAX_PARTITIONS)]
     topic_id: TopicId = ""
     """The id of the topic that was read. Commits for another topic of the name fail (INCONSISTENT_TOPIC_ID)."""
-
-
-class Attempt(Message):
-    """Identifies an attempt of a client to change something, so that the coordinator can recognise one that arrives
-    late (see `broker/groups/attempts.py`). Kafka has nothing like it."""
-
-    client_instance: String
-    """Unique for each client."""
-    number: Int64
-    """Grows with each attempt that the client sends."""
-    coordinator_epoch: Int32
-    """The highest `leader_epoch` that FindCoordinator has named for this group; -1: none."""
 
 
 class OffsetCommitRequest(Message):

@@ -89,9 +89,29 @@ class ApiVersion(Message):
     max_version: Int16
 
 
+class SupportedFeature(Message):
+    """A feature and the levels that the broker supports (KIP-584)."""
+
+    name: Name
+    min_version: Int16
+    max_version: Int16
+
+
+class FinalizedFeature(Message):
+    """A feature and the levels that the cluster uses."""
+
+    name: Name
+    max_version_level: Int16
+    min_version_level: Int16
+
+
 class ApiVersionsResponse(Message):
     error_code: Int16
     api_keys: Annotated[list[ApiVersion], Meta(max_length=1_000)]
+    supported_features: Annotated[list[SupportedFeature], Meta(max_length=100)] = []
+    finalized_features_epoch: Int64 = -1
+    """-1: `finalized_features` are unknown."""
+    finalized_features: Annotated[list[FinalizedFeature], Meta(max_length=100)] = []
 
 
 # --- DescribeCluster (60), DescribeProducers (61) ------------------------------------------------------------------
@@ -136,13 +156,17 @@ class DescribeProducersRequest(Message):
 
 
 class ActiveProducer(Message):
-    """An idempotent producer in the state of a partition's log."""
+    """An idempotent or transactional producer in the state of a partition's log."""
 
     producer_id: Int64
     producer_epoch: Int32
     last_sequence: Int32
     last_timestamp: Int64
     """The time of its last batch, in ms since 1970."""
+    coordinator_epoch: Int32 = -1
+    """The coordinator epoch of its last transaction marker; -1: there is none."""
+    current_txn_start_offset: Int64 = -1
+    """The first offset of its open transaction; -1: no transaction is open."""
 
 
 class DescribeProducersPartition(Message):

@@ -64,6 +64,8 @@ class CreatableTopicResult(Message):
     error_message: String = ""
     num_partitions: Int32 = -1
     replication_factor: Int16 = -1
+    topic_config_error_code: Int16 = 0
+    """Why the two numbers above are not shown (KIP-525)."""
 
 
 class CreateTopicsResponse(Message):

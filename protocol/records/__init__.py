@@ -13,7 +13,14 @@ A body is never trusted: its decoded size is bounded before memory is allocated.
 Unix epoch.
 """
 
-from minibroker.protocol.records.batch import check_size, decode_batch, encode_batch
+from minibroker.protocol.records.batch import (
+    check_beginning,
+    check_count,
+    check_size,
+    claims_much,
+    decode_batch,
+    encode_batch,
+)
 from minibroker.protocol.records.body import (
     MAX_BATCH_BYTES,
     MAX_BODY_BYTES,
@@ -36,6 +43,7 @@ from minibroker.protocol.records.header import (
     MAGIC_POSITION,
     MAGIC_RECORDS,
     MAX_RECORDS,
+    MAX_TIMESTAMP_MS,
     NO_LEADER_EPOCH,
     NO_PRODUCER_EPOCH,
     NO_PRODUCER_ID,
@@ -58,11 +66,18 @@ from minibroker.protocol.records.header import (
     validate_produced,
     with_append_time,
 )
+from minibroker.protocol.records.isolation import (
+    ISOLATION_LEVELS,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    BatchFilter,
+)
 from minibroker.protocol.records.rewriting import with_records, with_true_times, without_records
 
 __all__ = [
     "CRC_END",
     "HEADER_SIZE",
+    "ISOLATION_LEVELS",
     "LIMIT",
     "MAGIC_COLUMNS",
     "MAGIC_POSITION",
@@ -72,12 +87,16 @@ __all__ = [
     "MAX_HEADERS_BYTES",
     "MAX_RECORDS",
     "MAX_STORED_BODY_BYTES",
+    "MAX_TIMESTAMP_MS",
     "NO_LEADER_EPOCH",
     "NO_PRODUCER_EPOCH",
     "NO_PRODUCER_ID",
     "NO_SEQUENCE",
     "NO_TIMESTAMP",
+    "READ_COMMITTED",
+    "READ_UNCOMMITTED",
     "TIMES_END",
+    "BatchFilter",
     "BatchHeader",
     "BatchSlice",
     "Buffer",
@@ -88,8 +107,11 @@ __all__ = [
     "Header",
     "InvalidRecord",
     "RecordsTooLarge",
+    "check_beginning",
+    "check_count",
     "check_header",
     "check_size",
+    "claims_much",
     "decode_batch",
     "decode_control_batch",
     "encode_batch",

@@ -15,8 +15,15 @@ from minibroker.protocol.records.body import (
     HeadersColumn,
     is_increasing,
 )
-from minibroker.protocol.records.columns import decode_columns, encode_columns, headers_size
+from minibroker.protocol.records.columns import (
+    begins_as_columns,
+    check_columns,
+    decode_columns,
+    encode_columns,
+    headers_size,
+)
 from minibroker.protocol.records.compression import (
+    BEGINNINGS,
     Compression,
     DecompressionFailed,
     DecompressionTooLarge,
@@ -24,6 +31,7 @@ from minibroker.protocol.records.compression import (
     decompress,
 )
 from minibroker.protocol.records.header import (
+    COMPRESSION_MASK,
     HEADER_SIZE,
     LIMIT,
     MAGIC_COLUMNS,
@@ -43,11 +51,20 @@ from minibroker.protocol.records.header import (
     validate_batch,
     write_header,
 )
-from minibroker.protocol.records.varint import decode_records, encode_records, headers_exceed
+from minibroker.protocol.records.varint import (
+    SMALLEST_RECORD,
+    begins_as_records,
+    check_room,
+    decode_records,
+    encode_records,
+    headers_exceed,
+)
 
 _INT: frozenset[type] = frozenset((int,))
 _BYTES_OR_NONE: frozenset[type] = frozenset((bytes, type(None)))
 _ALL_NONE: frozenset[type] = frozenset((type(None),))
+
+_LONGEST_BEGINNING = 10
 
 _T = TypeVar("_T")
 
@@ -270,16 +287,56 @@ def decode_batch(
     return decode_records(header, body, to_be_encoded=to_be_encoded)
 
 
+def claims_much(magic: int, attributes: int, size: int, records_count: int) -> bool:
+    """Return whether the header of a producer's batch claims so many records that its body may not hold them. The
+    arguments are fields of the header and the size of the batch."""
+    if magic == MAGIC_RECORDS and not attributes & COMPRESSION_MASK:
+        return records_count * SMALLEST_RECORD > size - HEADER_SIZE
+    return records_count > size - HEADER_SIZE
+
+
+def check_beginning(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+    """Raise CorruptRecord if the body of a batch with records does not begin as its header says. Takes less than a
+    microsecond, and so tells an encoder that is wrong, not one that is hostile."""
+    codec, start = header.attributes & COMPRESSION_MASK, position + HEADER_SIZE
+    begins = bytes(buffer[start : min(start + _LONGEST_BEGINNING, position + header.size)])
+    if codec:
+        expected = BEGINNINGS.get(codec)
+        if expected is not None and not begins.startswith(expected):
+            raise CorruptRecord(f"the body is not data of {Compression(codec).name.lower()}")
+    elif header.magic == MAGIC_COLUMNS:
+        if not begins_as_columns(begins):
+            raise CorruptRecord("the body does not begin with columns")
+    elif not begins_as_records(begins, header.size - HEADER_SIZE, header.records_count):
+        raise CorruptRecord("the first record does not end where the body allows it")
+
+
+def check_count(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
+    """Raise CorruptRecord if a batch that `claims_much` cannot have the records that its header claims. Its body is
+    small, and takes at most MAX_BODY_BYTES when it is decompressed."""
+    body: Buffer = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
+    try:
+        body = decompress(header.compression, body, MAX_BODY_BYTES)
+    except DecompressionTooLarge as error:
+        raise RecordsTooLarge(str(error)) from error
+    except DecompressionFailed as error:
+        raise CorruptRecord(str(error)) from error
+    if header.magic == MAGIC_COLUMNS:
+        check_columns(header, body)
+    else:
+        check_room(header.records_count, len(body))
+
+
 def check_size(buffer: Buffer, header: BatchHeader, position: int = 0) -> None:
-    """Raise RecordsTooLarge for a producer's batch that is too large for readers. Other problems of its body are
-    ignored. Takes at most the memory and time of `decode_batch`."""
+    """Raise RecordsTooLarge for a producer's batch that is too large for readers, and CorruptRecord if its body cannot
+    be decompressed. Other problems of the body are ignored. Takes at most the memory and time of `decode_batch`."""
     body = memoryview(buffer)[position + HEADER_SIZE : position + header.size]
     try:
         body = memoryview(decompress(header.compression, body, MAX_BODY_BYTES))
     except DecompressionTooLarge as error:
         raise RecordsTooLarge(str(error)) from error
-    except DecompressionFailed:
-        return
+    except DecompressionFailed as error:
+        raise CorruptRecord(str(error)) from error
     if header.magic == MAGIC_COLUMNS:
         is_too_large = headers_size(body) > MAX_HEADERS_BYTES
     else:

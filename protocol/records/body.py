@@ -1,7 +1,7 @@
 """The decoded records of a batch, and the limits of bodies of either magic."""
 
 import operator
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Annotated
 
 import msgspec
@@ -23,13 +23,21 @@ MAX_BATCH_BYTES = HEADER_SIZE + MAX_BODY_BYTES
 MAX_HEADERS_BYTES = 8 << 20
 """The largest size of all encoded record headers of a batch. A pair of two bytes or more takes about 70 in memory."""
 
+RECORDS_AT_ONCE = 1 << 17
+BYTES_AT_ONCE = 16 << 20
+"""The limits of a part of a batch (`DecodedBatch.parts`). Few honest batches exceed them."""
+
+_PAIR_BYTES = 64
+"""What a header takes at least beside its name and value."""
+
 HeadersColumn = Annotated[list[list[Header] | None], msgspec.Meta(max_length=MAX_RECORDS)]
 
 
 class DecodedBatch(msgspec.Struct, frozen=True):
     """A batch's records as columns of `count` elements each; `keys` or `headers` None: null in every record.
 
-    Columns of equal elements may hold the same object `count` times.
+    Columns of equal elements may hold the same object `count` times: a few stored bytes may stand for terabytes. A
+    reader that writes the columns out, or makes an object of each record, takes them in `parts`.
     """
 
     header: BatchHeader
@@ -41,6 +49,8 @@ class DecodedBatch(msgspec.Struct, frozen=True):
     keys: list[bytes | None] | None
     values: list[bytes | None]
     headers: list[list[Header] | None] | None
+    shared_bytes: int = 0
+    """Bytes of the keys, values and headers that are stored once for all records."""
 
     @property
     def count(self) -> int:
@@ -54,6 +64,41 @@ class DecodedBatch(msgspec.Struct, frozen=True):
     @property
     def base_offset(self) -> int:
         return self.header.base_offset
+
+    @property
+    def records_at_once(self) -> int:
+        """The number of records of a part: at least one, and no more than BYTES_AT_ONCE allow if the shared bytes are
+        written out in each."""
+        if not self.shared_bytes:
+            return RECORDS_AT_ONCE
+        return max(1, min(RECORDS_AT_ONCE, BYTES_AT_ONCE // self.shared_bytes))
+
+    def part(self, first: int, end: int) -> "DecodedBatch":
+        """Return the records from index `first` to below `end`, with the header of the whole batch."""
+        if first == 0 and end >= self.count:
+            return self
+        part = slice(first, end)
+        return DecodedBatch(
+            self.header,
+            self.offsets[part],
+            self.base_timestamp,
+            self.timestamp_deltas[part],
+            None if self.keys is None else self.keys[part],
+            self.values[part],
+            None if self.headers is None else self.headers[part],
+            self.shared_bytes,
+        )
+
+    def parts(self, first: int = 0) -> "Iterator[DecodedBatch]":
+        """Yield the records from index `first` on in parts that a reader can take at once; mostly the batch itself."""
+        size = self.records_at_once
+        for begin in range(first, self.count, size):
+            yield self.part(begin, begin + size)
+
+
+def size_of_headers(pairs: Sequence[Header] | None) -> int:
+    """Return about what the headers of a record take in memory."""
+    return sum(_PAIR_BYTES + len(name) + len(value or b"") for name, value in pairs or ())
 
 
 def is_increasing(column: Sequence[int]) -> bool:

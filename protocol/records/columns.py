@@ -12,7 +12,8 @@ Rejected: the `msgpack` package, which builds all objects before types can be ch
 encode.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import repeat
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -24,6 +25,7 @@ from minibroker.protocol.records.body import (
     HeadersColumn,
     checked_base_timestamp,
     is_increasing,
+    size_of_headers,
 )
 from minibroker.protocol.records.header import (
     HEADER_SIZE,
@@ -54,10 +56,23 @@ class _Columns(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     headers: msgspec.Raw
 
 
+class _Times(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
+    """The columns of numbers. The others are skipped, which allocates nothing."""
+
+    offset_deltas: Annotated[list[_OffsetDelta], _Length] | None
+    timestamp_deltas: Annotated[list[_Delta], _Length] | None
+    keys: msgspec.Raw
+    values: msgspec.Raw
+    headers: msgspec.Raw
+
+
 _encoder = msgspec.msgpack.Encoder()
 _columns_decoder = msgspec.msgpack.Decoder(_Columns)
+_times_decoder = msgspec.msgpack.Decoder(_Times)
 _headers_decoder: msgspec.msgpack.Decoder[list[list[Header] | None]] = msgspec.msgpack.Decoder(HeadersColumn)
 _NIL = b"\xc0"
+_FIVE_COLUMNS = 0x95
+_DECODED_AT_ONCE = 4_096
 
 
 def encode_columns(
@@ -85,8 +100,7 @@ def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
     offsets: Sequence[int] = range(base_offset, base_offset + count)
     if columns.offset_deltas is not None:
         offset_deltas = _expanded("offset deltas", columns.offset_deltas, count)
-        if offset_deltas[-1] > header.last_offset_delta or not is_increasing(offset_deltas):
-            raise CorruptRecord("offset deltas do not increase, or pass the last one")
+        _check_offset_deltas(offset_deltas, header)
         offsets = [base_offset + delta for delta in offset_deltas]
 
     base_timestamp, timestamp_deltas = header.base_timestamp, [0]
@@ -96,15 +110,143 @@ def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
     if header.is_log_append_time:
         base_timestamp, timestamp_deltas = header.max_timestamp, [0] * count
 
+    keys, values = columns.keys, columns.values
+    shared_bytes = 0
+    if count > 1:
+        shared = (column[0] for column in (keys, values) if column is not None and len(column) == 1)
+        shared_bytes = sum(map(len, filter(None, shared)))
+        if headers is not None and len(headers) == 1:
+            shared_bytes += size_of_headers(headers[0])
     return DecodedBatch(
         header,
         offsets,
         base_timestamp,
         timestamp_deltas,
-        None if columns.keys is None else _expanded("keys", columns.keys, count),
-        [None] * count if columns.values is None else _expanded("values", columns.values, count),
+        None if keys is None else _expanded("keys", keys, count),
+        [None] * count if values is None else _expanded("values", values, count),
         None if headers is None else _expanded("headers", headers, count),
+        shared_bytes,
     )
+
+
+def timestamps_of(header: BatchHeader, body: Buffer) -> Iterator[tuple[int, int]]:
+    """Return an iterator over timestamp and offset of each record. Both the call and the iterator raise CorruptRecord.
+
+    Decoding a million numbers in one call would keep other threads from running meanwhile, so those of a large batch
+    are decoded one by one, as the iterator gets to them."""
+    count = header.records_count
+    if count > _DECODED_AT_ONCE:
+        return _walked_times(header, body if isinstance(body, bytes) else bytes(body))
+    try:
+        columns = _times_decoder.decode(body)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptRecord(f"not the columns of {count} records: {error}") from error
+    offset_deltas: Iterable[int] = range(count)
+    if columns.offset_deltas is not None:
+        if len(columns.offset_deltas) != count:
+            raise CorruptRecord(f"{len(columns.offset_deltas)} offset deltas for {count} records")
+        _check_offset_deltas(columns.offset_deltas, header)
+        offset_deltas = columns.offset_deltas
+    timestamp_deltas: Iterable[int] = repeat(0)
+    base_offset, base_timestamp = header.base_offset, header.base_timestamp
+    if columns.timestamp_deltas is not None:
+        base_timestamp, timestamp_deltas = checked_base_timestamp(header), columns.timestamp_deltas
+        if len(columns.timestamp_deltas) == 1:
+            timestamp_deltas = repeat(columns.timestamp_deltas[0])
+        elif len(columns.timestamp_deltas) != count:
+            raise CorruptRecord(f"{len(columns.timestamp_deltas)} timestamp deltas for {count} records")
+    return zip(map(base_timestamp.__add__, timestamp_deltas), map(base_offset.__add__, offset_deltas), strict=False)
+
+
+def _walked_times(header: BatchHeader, data: bytes) -> Iterator[tuple[int, int]]:
+    count, base_offset = header.records_count, header.base_offset
+    try:
+        if data[0] != _FIVE_COLUMNS:
+            raise CorruptRecord(f"not the columns of {count} records")
+        offset_deltas: Iterable[int] = range(count)
+        position = 2
+        if data[1] != _NIL[0]:
+            length, first = _array(data, 1)
+            if length != count:
+                raise CorruptRecord(f"{length} offset deltas for {count} records")
+            position = first
+            for _, after in _numbers(data, first, length):
+                position = after
+            offset_deltas = (delta for delta, _ in _numbers(data, first, length))
+        if data[position] == _NIL[0]:
+            return zip(repeat(header.base_timestamp), map(base_offset.__add__, offset_deltas), strict=False)
+        length, first = _array(data, position)
+    except IndexError as error:
+        raise CorruptRecord(f"not the columns of {count} records: {error}") from error
+    if length not in (1, count):
+        raise CorruptRecord(f"{length} timestamp deltas for {count} records")
+    deltas = (delta for delta, _ in _numbers(data, first, length))
+    timestamps = map(checked_base_timestamp(header).__add__, deltas)
+    return zip(
+        repeat(next(timestamps)) if length == 1 else timestamps, map(base_offset.__add__, offset_deltas), strict=False
+    )
+
+
+def _array(data: bytes, position: int) -> tuple[int, int]:
+    """Return the length of the MessagePack array at `position`, and the position of its first element."""
+    kind = data[position]
+    if kind & 0xF0 == 0x90:
+        return kind & 0x0F, position + 1
+    if kind not in (0xDC, 0xDD):
+        raise CorruptRecord(f"no array at byte {position}")
+    end = position + (3 if kind == 0xDC else 5)
+    return int.from_bytes(data[position + 1 : end], "big"), end
+
+
+def _numbers(data: bytes, position: int, count: int) -> Iterator[tuple[int, int]]:
+    """Yield MessagePack's integers from `position` on, each with the position after it. Raises CorruptRecord."""
+    for _ in range(count):
+        if position >= len(data):
+            raise CorruptRecord(f"the body ends within {count} numbers")
+        kind = data[position]
+        position += 1
+        if kind < 0x80:
+            yield kind, position
+        elif kind >= 0xE0:
+            yield kind - 0x100, position
+        elif 0xCC <= kind <= 0xD3:
+            end = position + (1 << (kind & 0x03))
+            number = int.from_bytes(data[position:end], "big", signed=kind >= 0xD0)
+            if end > len(data) or not -LIMIT <= number <= LIMIT:
+                raise CorruptRecord(f"a number of {number}")
+            position = end
+            yield number, position
+        else:
+            raise CorruptRecord(f"no number at byte {position - 1}")
+
+
+def begins_as_columns(body: Buffer) -> bool:
+    return len(body) > 0 and body[0] == _FIVE_COLUMNS
+
+
+def check_columns(header: BatchHeader, body: Buffer) -> None:
+    """Raise CorruptRecord unless `decode_columns` can decode a producer's batch. Takes memory for the body alone, not
+    for the records that a column of one element becomes."""
+    count = header.records_count
+    try:
+        columns = _columns_decoder.decode(body)
+        headers = _decode_headers(columns.headers)
+    except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
+        raise CorruptRecord(f"not the columns of {count} records: {error}") from error
+    named = {
+        "offset deltas": columns.offset_deltas,
+        "timestamp deltas": columns.timestamp_deltas,
+        "keys": columns.keys,
+        "values": columns.values,
+        "headers": headers,
+    }
+    for name, column in named.items():
+        if column is not None and len(column) != count and (len(column) != 1 or column is columns.offset_deltas):
+            raise CorruptRecord(f"{len(column)} {name} for {count} records")
+    if columns.offset_deltas is not None:
+        _check_offset_deltas(columns.offset_deltas, header)
+    if columns.timestamp_deltas is not None:
+        checked_base_timestamp(header)
 
 
 def headers_size(body: Buffer) -> int:
@@ -113,6 +255,11 @@ def headers_size(body: Buffer) -> int:
         return len(memoryview(_columns_decoder.decode(body).headers))
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError):
         return 0
+
+
+def _check_offset_deltas(deltas: list[int], header: BatchHeader) -> None:
+    if deltas[-1] > header.last_offset_delta or not is_increasing(deltas):
+        raise CorruptRecord("offset deltas do not increase, or pass the last one")
 
 
 def _decode_headers(raw: msgspec.Raw) -> list[list[Header] | None] | None:

@@ -168,6 +168,15 @@ def decompress(codec: Compression, data: bytes | bytearray | memoryview, limit: 
         size = min(limit, max(_SMALLEST_GUESS, size * _GROWTH))
 
 
+BEGINNINGS: dict[int, tuple[bytes, ...]] = {
+    Compression.GZIP: (b"\x1f\x8b",),
+    Compression.LZ4: (b"\x04\x22\x4d\x18",),
+    # frames to be skipped may come first (RFC 8878, 3.1.2)
+    Compression.ZSTD: (b"\x28\xb5\x2f\xfd", *(bytes([number]) + b"\x2a\x4d\x18" for number in range(0x50, 0x60))),
+}
+"""The first bytes of compressed data. Snappy has none."""
+
+
 def may_exceed(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> bool:
     """Return whether the output may exceed `limit` bytes, derived from the frames in less than a millisecond.
 
@@ -190,6 +199,14 @@ def may_exceed(codec: Compression, data: bytes | bytearray | memoryview, limit: 
     except (IndexError, struct.error, DecompressionFailed, cramjam.DecompressionError):
         pass  # cut short, or corrupt
     return True
+
+
+def most_output(codec: Compression, data: bytes | bytearray | memoryview, limit: int) -> int:
+    """Return an upper bound of the decompressed size, at most four times too large; `limit` if it is larger."""
+    bound = min(limit, max(_SMALLEST_GUESS, len(data)))
+    while bound < limit and may_exceed(codec, data, bound):
+        bound = min(limit, bound * _GROWTH)
+    return bound
 
 
 def _sum_exceeds(bounds: Iterable[int], limit: int) -> bool:

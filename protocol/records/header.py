@@ -53,6 +53,20 @@ _CRC_POSITION = 17
 LIMIT = 1 << 62
 """Offsets, timestamps and timestamp deltas do not exceed this, so that sums of two fit into 64 bits."""
 
+MAX_TIMESTAMP_MS = ((1 << 63) - 1) // 1_000
+"""The largest timestamp that brokers accept, in the year 294247: readers such as Spark count microseconds in 64 bits.
+Logs of earlier versions may have larger ones."""
+
+
+_ATTRIBUTES_END = 22
+"""The low byte of a batch's attributes."""
+
+
+def is_transactional(records: Buffer) -> bool:
+    """Return whether the first batch belongs to a transaction. Only that batch can: a producer with an id sends one at
+    a time."""
+    return len(records) > _ATTRIBUTES_END and bool(records[_ATTRIBUTES_END] & TRANSACTIONAL)
+
 
 class CorruptRecord(ValueError):
     """The bytes are not a valid batch: Kafka's CORRUPT_MESSAGE."""
@@ -257,8 +271,9 @@ def _check_crc(computed: int, header: BatchHeader, place: Buffer | None) -> None
         raise CorruptRecord(f"the CRC is {computed:#010x}, the header says {header.crc:#010x}")
 
 
-def validate_produced(header: BatchHeader) -> None:
-    """Raise InvalidRecord for a batch that a log may hold but a producer must not send (Kafka's LogValidator)."""
+def validate_produced(header: BatchHeader, *, has_sequence: bool = True) -> None:
+    """Raise InvalidRecord for a batch that a log may hold but a producer must not send (Kafka's LogValidator).
+    `has_sequence`: with a producer id, the batch must have a sequence as well."""
     if header.is_control:
         raise InvalidRecord("producers may not write control batches")
     if header.is_log_append_time:
@@ -272,13 +287,13 @@ def validate_produced(header: BatchHeader) -> None:
             f"{header.records_count} records with a last offset delta of {header.last_offset_delta}: "
             "offsets must be dense"
         )
-    if header.has_producer_id and (header.producer_epoch < 0 or header.base_sequence < 0):
+    if header.has_producer_id and (header.producer_epoch < 0 or (has_sequence and header.base_sequence < 0)):
         raise InvalidRecord(
             f"producer {header.producer_id} has epoch {header.producer_epoch} and base sequence "
             f"{header.base_sequence}: both must be given"
         )
-    if header.is_transactional:
-        raise InvalidRecord("the batch belongs to a transaction, and there are no transactions yet")
+    if header.is_transactional and not header.has_producer_id:
+        raise InvalidRecord("the batch belongs to a transaction and has no producer id")
 
 
 def stamp(header: BatchHeader, base_offset: int, leader_epoch: int) -> bytes:

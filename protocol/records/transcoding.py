@@ -50,6 +50,10 @@ Kafka's clients."""
 PART_BYTES = 1 << 20
 """The approximate size of the records of a part."""
 
+RECORDS_AT_ONCE = 1 << 16
+"""Records that are encoded together. Encoding takes about 300 bytes of memory for each, and keeps other threads from
+running for 0.3 us for each."""
+
 _MOST_OVERHEAD = 40
 """The largest overhead of a record beside key, value and headers."""
 
@@ -135,15 +139,24 @@ def _part(columns: DecodedBatch, offset: int) -> Records:
 def _encoded(columns: DecodedBatch, first: int, end: int, limit: int) -> bytearray:
     """Encode the records from `first` to `end`. Offsets are relative to record `first`, or to the batch for 0."""
     offsets, base = columns.offsets, columns.offsets[first] if first else columns.header.base_offset
-    return encode_records(
-        end - first,
-        None if isinstance(offsets, range) else [offset - base for offset in offsets[first:end]],
-        columns.timestamp_deltas[first:end],
-        None if columns.keys is None else columns.keys[first:end],
-        columns.values[first:end],
-        None if columns.headers is None else columns.headers[first:end],
-        limit,
-    )
+    batch = bytearray()
+    for start in range(first, end, RECORDS_AT_ONCE):
+        stop = min(start + RECORDS_AT_ONCE, end)
+        are_counted = isinstance(offsets, range) and start == first
+        some = encode_records(
+            stop - start,
+            None if are_counted else [offset - base for offset in offsets[start:stop]],
+            columns.timestamp_deltas[start:stop],
+            None if columns.keys is None else columns.keys[start:stop],
+            columns.values[start:stop],
+            None if columns.headers is None else columns.headers[start:stop],
+            limit - max(0, len(batch) - HEADER_SIZE),
+        )
+        if batch:
+            batch += memoryview(some)[HEADER_SIZE:]
+        else:
+            batch = some
+    return batch
 
 
 def recompressed(header: BatchHeader, body: Buffer, codec: Compression, level: int | None = None) -> bytearray:

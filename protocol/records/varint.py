@@ -29,7 +29,7 @@ from minibroker.protocol.records.body import (
 )
 from minibroker.protocol.records.header import HEADER_SIZE, LIMIT, BatchHeader, Buffer, CorruptRecord, RecordsTooLarge
 
-_SMALLEST_RECORD = 7  # seven fields, a byte each
+SMALLEST_RECORD = 7  # seven fields, a byte each
 
 _TABLE = 1 << 14
 """The number of precomputed varints: enough for the lengths and offsets of most records."""
@@ -232,8 +232,7 @@ def decode_records(header: BatchHeader, body: Buffer, *, to_be_encoded: bool = F
     """
     count = header.records_count
     data = bytes(body)
-    if count * _SMALLEST_RECORD > len(data):
-        raise CorruptRecord(f"{count} records in {len(data)} bytes")
+    check_room(count, len(data))
     base_timestamp = checked_base_timestamp(header)
     offsets: list[int] = []
     timestamp_deltas: list[int] = []
@@ -292,6 +291,45 @@ def decode_records(header: BatchHeader, body: Buffer, *, to_be_encoded: bool = F
         values,
         headers if headers.count(None) < count else None,
     )
+
+
+def begins_as_records(body: bytes, body_size: int, count: int) -> bool:
+    """Return whether the first of `count` records may be that of a body of `body_size` bytes. `body` is its first ten
+    bytes."""
+    try:
+        length, begin = _read_varint(body, 0)
+    except (IndexError, CorruptRecord):
+        return False
+    left = body_size - begin - length
+    return length > 0 and (left > 0 if count > 1 else left == 0)
+
+
+def check_room(count: int, body_bytes: int) -> None:
+    """Raise CorruptRecord if a decompressed body is too small for so many records."""
+    if count * SMALLEST_RECORD > body_bytes:
+        raise CorruptRecord(f"{count} records in {body_bytes} bytes")
+
+
+def walk_times(header: BatchHeader, data: bytes) -> Iterator[tuple[int, int]]:
+    """Yield timestamp and offset of each record of a decompressed body. Raises CorruptRecord at an invalid record."""
+    base_offset, base_timestamp = header.base_offset, checked_base_timestamp(header)
+    position, last_delta = 0, -1
+    try:
+        for _ in range(header.records_count):
+            length, position = _read_varint(data, position)
+            end = position + length
+            timestamp_delta, position = _read_varint(data, position + 1)  # past the record's attributes
+            offset_delta, position = _read_varint(data, position)
+            if not position < end <= len(data):
+                raise CorruptRecord(f"a record of {length} bytes")
+            if not last_delta < offset_delta <= header.last_offset_delta:
+                raise CorruptRecord("offset deltas do not increase, or pass the last one")
+            if not -LIMIT <= timestamp_delta <= LIMIT:
+                raise CorruptRecord(f"a timestamp delta of {timestamp_delta}")
+            position, last_delta = end, offset_delta
+            yield base_timestamp + timestamp_delta, base_offset + offset_delta
+    except IndexError as error:
+        raise CorruptRecord(f"not {header.records_count} records: {error}") from error
 
 
 def headers_exceed(body: Buffer, count: int, limit: int) -> bool:

@@ -16,6 +16,7 @@ import asyncio
 from collections.abc import Callable, Coroutine, Sequence
 from enum import Enum
 from random import Random
+from ssl import SSLContext
 from typing import Any, NamedTuple, Protocol, TypeVar
 
 from minibroker.protocol.messages import Buffer
@@ -45,8 +46,9 @@ class Incoming(Protocol):
         """`host:port` of the other side."""
         ...
 
-    async def attach(self, factory: Callable[[], P]) -> P:
-        """Attach the connection to a protocol, whose `connection_made` is called with the transport."""
+    async def attach(self, factory: Callable[[], P], tls: SSLContext | None = None) -> P:
+        """Attach the connection to a protocol, whose `connection_made` is called with the transport: at once, or with a
+        TLS context after the handshake. Raises OSError if that fails or takes too long."""
         ...
 
     def close(self) -> None:

@@ -14,6 +14,7 @@ from collections.abc import Callable, Coroutine, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, wait
 from itertools import zip_longest
 from random import Random, SystemRandom
+from ssl import SSLContext
 from threading import Thread
 from typing import Any, NoReturn, TypeVar
 
@@ -29,6 +30,9 @@ LOOKUP_OVERDUE_S = 0.25
 
 ATTEMPT_DELAY_S = 0.25
 """Seconds without an answer of an address after which the next is tried as well, as RFC 8305 recommends."""
+
+HANDSHAKE_TIMEOUT_S = 10.0
+"""Seconds that the other side has for a TLS handshake. Kafka's clients give up on a connection after as long."""
 
 THREADS = 4
 """Threads of one executor."""
@@ -54,8 +58,14 @@ class RealIncoming:
         self._socket = connection
         self.peer = peer
 
-    async def attach(self, factory: Callable[[], P]) -> P:
-        _, protocol = await asyncio.get_running_loop().connect_accepted_socket(factory, self._socket)
+    async def attach(self, factory: Callable[[], P], tls: SSLContext | None = None) -> P:
+        protocol = factory()  # with TLS, uvloop returns its own protocol instead
+        await asyncio.get_running_loop().connect_accepted_socket(
+            lambda: protocol,
+            self._socket,
+            ssl=tls,
+            ssl_handshake_timeout=None if tls is None else HANDSHAKE_TIMEOUT_S,
+        )
         return protocol
 
     def close(self) -> None:
@@ -259,10 +269,18 @@ _open_files: set[int] = set()
 """Descriptors of files. A set, since worker threads also open and close files."""
 
 
+OWNER_ONLY = 0o600
+"""The mode of new files."""
+
+
+def _owner_only(path: str, flags: int) -> int:
+    return os.open(path, flags, OWNER_ONLY)
+
+
 class RealFile:
     def __init__(self, path: str, *, create: bool) -> None:
         flags = os.O_RDWR | os.O_CLOEXEC | (os.O_CREAT if create else 0)
-        self._descriptor = os.open(path, flags, 0o644)
+        self._descriptor = os.open(path, flags, OWNER_ONLY)
         _open_files.add(self._descriptor)
 
     def pread(self, size: int, position: int) -> bytes:
@@ -312,7 +330,7 @@ class RealFile:
 
 class RealLock:
     def __init__(self, path: str) -> None:
-        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o644)
+        self._descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, OWNER_ONLY)
         try:
             fcntl.flock(self._descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BaseException:
@@ -334,7 +352,7 @@ class RealDisk:
     def write_atomically(self, path: str, data: bytes) -> None:
         # The event loop and a worker thread that write the same file need different temporary files.
         temporary = path + (".tmp" if threading.current_thread() is threading.main_thread() else ".worker.tmp")
-        with open(temporary, "wb") as file:
+        with open(temporary, "wb", opener=_owner_only) as file:
             file.write(data)
             file.flush()
             os.fsync(file.fileno())

@@ -15,7 +15,7 @@ import pyarrow
 import pyarrow.compute
 
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.records import DecodedBatch
+from minibroker.protocol.records import MAX_TIMESTAMP_MS, DecodedBatch
 from minibroker.protocol.records.compression import Compression
 from minibroker.spark_jobs.source.offsets import OffsetRange
 
@@ -25,9 +25,6 @@ ENOUGH_BYTES = 32 * 1024 * 1024
 
 _MICROSECONDS = pyarrow.scalar(1_000, pyarrow.int64())
 """Microseconds per millisecond. Arrow takes longer to convert a Python int than to multiply 10,000 numbers by it."""
-
-_MOST_MS = ((1 << 63) - 1) // 1_000
-"""The largest timestamp, since Spark counts microseconds in 64 bits."""
 
 CREATE_TIME = 0
 LOG_APPEND_TIME = 1
@@ -57,6 +54,8 @@ class BatchBuilder:
         self._base_timestamps: list[tuple[int, int]] = []
         """(timestamp, rows)"""
         self._timestamp_deltas: list[int] = []
+        self._claimed_timestamps: list[tuple[int, int]] = []
+        """(largest timestamp according to the batch's header, rows)"""
         self._timestamp_types: list[tuple[int, int]] = []
         """(type, rows)"""
         self._headers: list[Any] = []
@@ -84,13 +83,17 @@ class BatchBuilder:
             self._offsets.append(pyarrow.arange(offsets[first], offsets[last - 1] + 1))
         else:
             self._offsets.append(pyarrow.array(offsets[first:last], pyarrow.int64()))
+        _add_run(self._claimed_timestamps, batch.header.max_timestamp, last - first)
         kind = LOG_APPEND_TIME if batch.header.is_log_append_time else CREATE_TIME
         _add_run(self._timestamp_types, kind, last - first)
         if self._include_headers and batch.headers is not None:
             self._headers += [None] * (self.rows - len(self._headers))
             self._headers += [headers or None for headers in batch.headers[first:last]]
         self.rows += last - first
-        self._bytes += batch.header.size if batch.header.compression is Compression.NONE else _size(batch)
+        if batch.shared_bytes or batch.header.compression is not Compression.NONE:
+            self._bytes += _size(batch)
+        else:
+            self._bytes += batch.header.size
 
     def build(self) -> pyarrow.RecordBatch:
         """Return the added records as columns in the order of the schema. Raises MinibrokerError for a timestamp out of
@@ -120,16 +123,25 @@ class BatchBuilder:
         return pyarrow.RecordBatch.from_arrays(columns, schema=self._schema)
 
     def _microseconds_in_range(self, bases: pyarrow.Array) -> pyarrow.Array:
-        """Return the timestamps, null for those whose microseconds exceed 64 bits. Raises as `build`."""
+        """Return the timestamps, null for those whose microseconds exceed 64 bits. Raises as `build`, but not for a
+        timestamp that the header of its batch denies. Brokers refuse a batch that admits it, so whoever sends one
+        deliberately denies it, and must not be able to fail queries."""
         milliseconds = list(map(sum, zip(bases.to_pylist(), self._timestamp_deltas, strict=True)))
-        found = [None if abs(each) > _MOST_MS else each * 1_000 for each in milliseconds]
-        if self._fail_on_timestamp:
-            row = found.index(None)
+        found = [None if abs(each) > MAX_TIMESTAMP_MS else each * 1_000 for each in milliseconds]
+        claimed = (most for most, rows in self._claimed_timestamps for _ in range(rows))
+        wrong = (
+            row
+            for row, (each, most) in enumerate(zip(found, claimed, strict=True))
+            if each is None and abs(most) > MAX_TIMESTAMP_MS
+        )
+        row = next(wrong, None) if self._fail_on_timestamp else None
+        if row is not None:
             offset = _joined(self._offsets)[row].as_py()
             raise MinibrokerError(
-                f"{self._range.topic_partition}: the record at offset {offset} has a timestamp of {milliseconds[row]} "
-                f"ms, and Spark's range ends at {_MOST_MS} ms (was it written in microseconds or nanoseconds?). Read "
-                "it with timestampOutOfRange=null (a job: --timestamp-out-of-range null), also after a restart from "
+                f"{self._range.topic_partition}: the record at offset {offset} has a timestamp of "
+                f"{milliseconds[row]} ms, and Spark's range ends at {MAX_TIMESTAMP_MS} ms (was it written in "
+                "microseconds or nanoseconds?). Read it with timestampOutOfRange=null (a job: "
+                "--timestamp-out-of-range null), also after a restart from "
                 "the checkpoint"
             )
         return pyarrow.array(found, pyarrow.int64())
@@ -177,5 +189,6 @@ def _integers(numbers: list[int]) -> pyarrow.Array:
 
 
 def _size(batch: DecodedBatch) -> int:
-    """Return the bytes of keys and values."""
-    return sum(map(len, filter(None, batch.values))) + sum(map(len, filter(None, batch.keys or ())))
+    """Return the bytes of keys and values, and those of headers that all records share."""
+    size = sum(map(len, filter(None, batch.values))) + sum(map(len, filter(None, batch.keys or ())))
+    return size if batch.headers is None else size + batch.shared_bytes * batch.count

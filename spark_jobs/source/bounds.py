@@ -83,7 +83,7 @@ def starting_offsets(client: LogClient, options: ReadOptions) -> dict[str, Topic
 def latest_offsets(
     client: LogClient, options: ReadOptions, *, is_lenient: bool = False, since: Offsets | None = None
 ) -> dict[str, TopicOffsets]:
-    """Return the ends of the logs (the high watermarks) of all subscribed partitions; missing ones are an error unless
+    """Return the ends of the logs (see `LookUps`) of all subscribed partitions; missing ones are an error unless
     `is_lenient`.
 
     `since` are the caller's offsets. If one of its topics seems to be gone, to have another id, or to end before these

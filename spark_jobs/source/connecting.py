@@ -5,6 +5,7 @@ from __future__ import annotations
 import logging
 
 from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.client.security import Security, protection
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.world import World
 
@@ -16,7 +17,7 @@ FIRST_CONTACT_PATIENCE_S = 15.0
 """The time in which the driver must reach a broker at the start of a query, so that a mistyped address is reported."""
 
 
-def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRuntime:
+def new_cluster(bootstrap: str, client_id: str, world: World | None, security: Security | None = None) -> ClientRuntime:
     def crashed(error: BaseException) -> None:
         logger.error("a background task of %s ended: %r", client_id, error)
 
@@ -28,6 +29,7 @@ def new_cluster(bootstrap: str, client_id: str, world: World | None) -> ClientRu
         metadata_max_age_ms=300_000,
         world=world,
         on_crash=crashed,
+        protection=protection(client_id, security or {}),
     )
 
 

@@ -36,7 +36,12 @@ def keep_initial_offsets(options: Mapping[str, str], checkpoint: str | Path) -> 
     parsed = parse_read_options(options, is_streaming=True)
 
     def resolve() -> dict[str, TopicOffsets]:
-        with LogClient(parsed.bootstrap, f"{parsed.client_id}-driver") as client:
+        with LogClient(
+            parsed.bootstrap,
+            f"{parsed.client_id}-driver",
+            isolation_level=parsed.isolation_level,
+            security=parsed.security,
+        ) as client:
             return starting_offsets(client, parsed)
 
     load_or_store(path, resolve)

@@ -10,7 +10,9 @@ import asyncio
 from collections.abc import Iterable, Mapping
 
 from minibroker.client.cluster.offsets import Known, OffsetAndTimestamp
+from minibroker.client.security import Security
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import READ_UNCOMMITTED
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.connecting import FIRST_CONTACT_PATIENCE_S, PATIENCE_S, connect, new_cluster
 from minibroker.spark_jobs.source.look_ups import LookUps, Topics, offset_of
@@ -22,12 +24,19 @@ class LogClient:
     """`LookUps` as blocking calls, which raise the same errors. `close` it, or use it in `with`."""
 
     def __init__(
-        self, bootstrap: str, client_id: str, *, patience_s: float = PATIENCE_S, world: World | None = None
+        self,
+        bootstrap: str,
+        client_id: str,
+        *,
+        isolation_level: int = READ_UNCOMMITTED,
+        patience_s: float = PATIENCE_S,
+        world: World | None = None,
+        security: Security | None = None,
     ) -> None:
         self._runner = asyncio.Runner()
         try:
-            self._cluster = new_cluster(bootstrap, client_id, world)
-            self._look_ups = LookUps(self._cluster, patience_s)
+            self._cluster = new_cluster(bootstrap, client_id, world, security)
+            self._look_ups = LookUps(self._cluster, patience_s, isolation_level)
             self._runner.run(connect(self._cluster, min(patience_s, FIRST_CONTACT_PATIENCE_S)))
         except BaseException:
             self._runner.close()
@@ -58,7 +67,7 @@ class LogClient:
     def offsets(
         self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
-        """Look up offsets by timestamp, EARLIEST or LATEST (the high watermark). None: no record is as recent."""
+        """Look up offsets by timestamp, EARLIEST or LATEST (see `LookUps`). None: no record is as recent."""
         found = self._runner.run(self._look_ups.offsets(timestamps, known)) if timestamps else {}
         return {partition: answer.result for partition, answer in found.items()}
 

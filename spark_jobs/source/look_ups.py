@@ -16,6 +16,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError, error_of
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
+from minibroker.protocol.records import READ_UNCOMMITTED
 from minibroker.spark_jobs.source.offsets import Offsets, TopicOffsets, by_partition, epochs_of, grouped
 from minibroker.spark_jobs.source.options import LATEST, Subscription
 
@@ -35,11 +36,14 @@ class LookUps:
     A topic or offset known before is not given up because one broker denies it: that broker may have been cut off from
     the others for long, and a driver that reaches only it would lose records that all others have. A second broker must
     confirm the denial, and is waited for (`minibroker.client.cluster.metadata.is_denied`, `is_confirmed`).
+
+    The end of a log, LATEST, is its high watermark, or for READ_COMMITTED its last stable offset.
     """
 
-    def __init__(self, cluster: ClientRuntime, patience_s: float) -> None:
+    def __init__(self, cluster: ClientRuntime, patience_s: float, isolation_level: int = READ_UNCOMMITTED) -> None:
         self._cluster = cluster
         self._patience_s = patience_s
+        self._isolation_level = isolation_level
         self._missing: frozenset[str] = frozenset()
         """Topics and partitions that are missing although they were waited for."""
         self._wanted: set[str] = set()
@@ -121,7 +125,7 @@ class LookUps:
     async def offsets(
         self, timestamps: Mapping[TopicPartition, int], known: Mapping[TopicPartition, Known] | None = None
     ) -> dict[TopicPartition, Found]:
-        """Look up timestamps, EARLIEST or LATEST (the high watermark), at leaders not older than `known`."""
+        """Look up timestamps, EARLIEST or LATEST, at leaders not older than `known`."""
         found: dict[TopicPartition, Found] = {}
         for partition in timestamps:
             self._wanted.add(partition.topic)
@@ -132,7 +136,12 @@ class LookUps:
             missing = {partition: what for partition, what in timestamps.items() if partition not in found}
             try:
                 await find_offsets(
-                    self._cluster, missing, min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s), found, known
+                    self._cluster,
+                    missing,
+                    min(UNKNOWN_TOPIC_PATIENCE_S, self._patience_s),
+                    found,
+                    known,
+                    isolation_level=self._isolation_level,
                 )
                 return found
             except (NetworkError, BrokerError) as error:
@@ -146,7 +155,7 @@ class LookUps:
     async def ends(
         self, known: Mapping[TopicPartition, Known], at_least: Mapping[TopicPartition, int]
     ) -> dict[TopicPartition, Found]:
-        """Return the ends of the logs (the high watermarks), from leaders not older than `known`. An end below
+        """Return the ends of the logs, from leaders not older than `known`. An end below
         `at_least`, which was reached before, must be confirmed by another broker."""
         deadline = self._now() + self._patience_s
         while True:

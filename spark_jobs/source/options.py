@@ -18,9 +18,11 @@ from difflib import get_close_matches
 from typing import Any
 
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.security import KAFKA_NAMES, Security, from_kafka_names
 from minibroker.client.settings import parse_bootstrap
 from minibroker.protocol.messages import EARLIEST_TIMESTAMP, LATEST_TIMESTAMP
 from minibroker.protocol.model import TopicPartition, topic_name_problem
+from minibroker.protocol.records import ISOLATION_LEVELS, READ_UNCOMMITTED
 
 EARLIEST = EARLIEST_TIMESTAMP
 LATEST = LATEST_TIMESTAMP
@@ -31,30 +33,38 @@ DEFAULT_MAX_OFFSETS_PER_TRIGGER = 10_000_000
 """The default for streams: without a limit the first batch of a query from "earliest" would be the whole topic."""
 DEFAULT_MAX_TRIGGER_DELAY_MS = 15 * 60 * 1_000
 DEFAULT_CLIENT_ID_PREFIX = "minibroker-spark"
+DEFAULT_TRANSACTION_TIMEOUT_MS = 15 * 60 * 1_000
+"""The brokers' default limit (`transaction.max.timeout.ms`)."""
+_MAX_TIMEOUT_MS = 2**31 - 1
 
 _MAX_OFFSET = 1 << 62
 _DURATION = re.compile(r"(\d+)\s*(ms|s|m|min|h|d)?")
 _DURATION_MS = {"ms": 1, "s": 1_000, "m": 60_000, "min": 60_000, "h": 3_600_000, "d": 86_400_000}
 
 _BOOTSTRAP = ("bootstrap.servers", "kafka.bootstrap.servers")
+_SECURITY = (*KAFKA_NAMES, *(f"kafka.{name}" for name in KAFKA_NAMES))
+_ISOLATION = ("isolation.level", "kafka.isolation.level")
 _SUBSCRIPTIONS = ("subscribe", "subscribePattern", "assign")
 _STARTING = ("startingTimestamp", "startingOffsetsByTimestamp", "startingOffsets", "startingOffsetsByTimestampStrategy")
 _ENDING = ("endingTimestamp", "endingOffsetsByTimestamp", "endingOffsets")
 _STREAM_ONLY = ("maxOffsetsPerTrigger", "minOffsetsPerTrigger", "maxTriggerDelay", "initialOffsetsFile")
 READ_OPTIONS = (
     *_BOOTSTRAP,
+    *_SECURITY,
     *_SUBSCRIPTIONS,
     *_STARTING,
     *_ENDING,
     *_STREAM_ONLY,
     "minPartitions",
     "maxRecordsPerPartition",
+    *_ISOLATION,
     "failOnDataLoss",
     "timestampOutOfRange",
     "includeHeaders",
     "groupIdPrefix",
 )
-WRITE_OPTIONS = (*_BOOTSTRAP, "topic")
+_EXACTLY_ONCE = ("transactionTimeout", "writeId")
+WRITE_OPTIONS = (*_BOOTSTRAP, *_SECURITY, "topic", "exactlyOnce", *_EXACTLY_ONCE)
 _SPARKS_OWN = ("checkpointLocation", "queryName")
 """Options of Spark itself, which it also passes to sinks."""
 
@@ -114,12 +124,14 @@ class ReadOptions:
     max_trigger_delay_ms: int = DEFAULT_MAX_TRIGGER_DELAY_MS
     min_partitions: int = 0
     max_records_per_partition: int | None = None
+    isolation_level: int = READ_UNCOMMITTED
     fail_on_data_loss: bool = True
     fail_on_timestamp: bool = True
     """Whether a timestamp beyond Spark's range is an error, or null."""
     include_headers: bool = False
     client_id: str = DEFAULT_CLIENT_ID_PREFIX
     initial_offsets_file: str | None = None
+    security: Security = field(default_factory=Security, repr=False)
 
 
 @dataclass(frozen=True)
@@ -127,6 +139,12 @@ class WriteOptions:
     bootstrap: str
     topic: str | None
     """The topic of every row; None: the column `topic` has it."""
+    is_exactly_once: bool = False
+    transaction_timeout_ms: int = DEFAULT_TRANSACTION_TIMEOUT_MS
+    """The coordinator aborts the transaction of a task that is open for longer."""
+    write_id: str | None = None
+    """The name of a batch write, so that a repetition of it writes nothing."""
+    security: Security = field(default_factory=Security, repr=False)
 
 
 def parse_include_headers(options: Mapping[str, str]) -> bool:
@@ -163,21 +181,36 @@ def parse_read_options(options: Mapping[str, str], *, is_streaming: bool) -> Rea
         max_trigger_delay_ms=_duration_ms(given, "maxTriggerDelay", DEFAULT_MAX_TRIGGER_DELAY_MS),
         min_partitions=_integer(given, "minPartitions", 1, 0),
         max_records_per_partition=most_records or None,
+        isolation_level=_isolation_level(given),
         fail_on_data_loss=_boolean(given, "failOnDataLoss", default=True),
         fail_on_timestamp=_fails_on_timestamp(given),
         include_headers=_boolean(given, "includeHeaders", default=False),
         client_id=prefix,
         initial_offsets_file=given.get("initialoffsetsfile"),
+        security=_security(given),
     )
 
 
-def parse_write_options(options: Mapping[str, str]) -> WriteOptions:
+def parse_write_options(options: Mapping[str, str], *, is_streaming: bool) -> WriteOptions:
     """Raises InvalidSetting."""
     given = _given(options, WRITE_OPTIONS)
     topic = given.get("topic")
     if topic is not None:
         _checked_topic("topic", topic)
-    return WriteOptions(_bootstrap(given), topic)
+    is_exactly_once = _boolean(given, "exactlyOnce", default=False)
+    for name in _EXACTLY_ONCE:
+        if name.lower() in given and not is_exactly_once:
+            raise InvalidSetting(name, given[name.lower()], "it is for exactlyOnce=true: add that, or drop this")
+    write_id = given.get("writeid")
+    if write_id is not None and is_streaming:
+        raise InvalidSetting("writeId", write_id, "it is for df.write: a stream has the id of its query, so drop it")
+    if write_id is not None and not 1 <= len(write_id) <= 200:
+        raise InvalidSetting("writeId", write_id, "give 1 to 200 characters")
+    timeout_ms = _duration_ms(given, "transactionTimeout", DEFAULT_TRANSACTION_TIMEOUT_MS)
+    if not 1_000 <= timeout_ms <= _MAX_TIMEOUT_MS:
+        rule = f"give 1s or more, and at most {_MAX_TIMEOUT_MS} ms"
+        raise InvalidSetting("transactionTimeout", given["transactiontimeout"], rule)
+    return WriteOptions(_bootstrap(given), topic, is_exactly_once, timeout_ms, write_id, _security(given))
 
 
 def _fails_on_timestamp(given: Mapping[str, str]) -> bool:
@@ -207,6 +240,19 @@ def _bootstrap(given: Mapping[str, str]) -> str:
     bootstrap = values.pop()
     parse_bootstrap(bootstrap)
     return bootstrap
+
+
+def _security(given: Mapping[str, str]) -> Security:
+    named = {name: given.get(name, given.get(f"kafka.{name}")) for name in KAFKA_NAMES}
+    return from_kafka_names({name: value for name, value in named.items() if value is not None})
+
+
+def _isolation_level(given: Mapping[str, str]) -> int:
+    values = {given[name].strip().lower() for name in _ISOLATION if name in given} or {"read_uncommitted"}
+    if len(values) != 1 or not values <= set(ISOLATION_LEVELS):
+        rule = f"use {' or '.join(ISOLATION_LEVELS)}; kafka.isolation.level is another name for the same"
+        raise InvalidSetting("isolation.level", " and ".join(sorted(values)), rule)
+    return ISOLATION_LEVELS[values.pop()]
 
 
 def _subscription(given: Mapping[str, str]) -> Subscription:

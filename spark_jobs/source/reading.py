@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from bisect import bisect_left
 from collections.abc import Iterator
 from typing import NamedTuple
 
@@ -20,9 +21,10 @@ import pyarrow
 
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.metadata import Leader, is_denied
-from minibroker.client.cluster.offsets import CONSUMER, READ_UNCOMMITTED
+from minibroker.client.cluster.offsets import CONSUMER
 from minibroker.client.errors import CorruptBatch
 from minibroker.client.fetching.fetcher import DOUBTS_OF_BROKERS, UNKNOWN_TOPIC_PATIENCE_S
+from minibroker.client.security import Security
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.errors import (
@@ -38,11 +40,15 @@ from minibroker.protocol.model import NO_EPOCH
 from minibroker.protocol.records import (
     LIMIT,
     NO_LEADER_EPOCH,
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    BatchFilter,
     BatchSlice,
     CorruptRecord,
     DecodedBatch,
     decode_batch,
     placed_batches,
+    validate_batch,
 )
 from minibroker.protocol.world import World
 from minibroker.spark_jobs.source.arrow import BatchBuilder
@@ -62,6 +68,8 @@ class ReadSettings(NamedTuple):
     include_headers: bool
     fail_on_data_loss: bool
     fail_on_timestamp: bool = True
+    isolation_level: int = READ_UNCOMMITTED
+    security: Security | None = None
 
 
 def read_range(
@@ -72,7 +80,8 @@ def read_range(
     patience_s: float = PATIENCE_S,
     world: World | None = None,
 ) -> Iterator[pyarrow.RecordBatch]:
-    """Yield all records of a range in order, as batches of at least MIN_ROWS rows except for the last.
+    """Yield all records of a range in order, as batches of at least MIN_ROWS rows except for the last. With
+    READ_COMMITTED, the range ends at or below the last stable offset, and records of aborted transactions are left out.
 
     Waits for leaders that move or are missing, each time up to `patience_s`. Raises DataLost if records are gone
     (without `fail_on_data_loss` the remaining ones are read), CorruptBatch, BrokerError, NetworkError, and
@@ -86,9 +95,10 @@ def read_range(
             while (fetched := runner.run(fetcher.next())) is not None:
                 first_offset, batches = fetched
                 for decoded in batches:
-                    builder.add(decoded, first_offset)
-                    if builder.is_full:
-                        yield builder.build()
+                    for part in decoded.parts(bisect_left(decoded.offsets, first_offset)):
+                        builder.add(part, first_offset)
+                        if builder.is_full:
+                            yield builder.build()
             if builder.rows:
                 yield builder.build()
         finally:
@@ -102,15 +112,16 @@ class RangeFetcher:
         self._range = wanted
         self._partition = wanted.topic_partition
         self._fails_on_loss = settings.fail_on_data_loss
+        self._isolation_level = settings.isolation_level
         self._patience_s = patience_s
-        self._cluster = new_cluster(settings.bootstrap, settings.client_id, world)
+        self._cluster = new_cluster(settings.bootstrap, settings.client_id, world, settings.security)
         self._position = wanted.start
         self._last_epoch = NO_EPOCH
         self._leader: Leader | None = None
         """The leader that was asked last."""
         self._suspicion: CorruptBatch | None = None
         """The error of the last fetched bytes, until the leader has checked its log."""
-        self._next: asyncio.Task[memoryview | None] | None = None
+        self._next: asyncio.Task[m.FetchPartitionResponse | None] | None = None
 
     async def start(self) -> None:
         self._cluster.metadata.want(self._range.topic)
@@ -127,11 +138,11 @@ class RangeFetcher:
         whole batches: records before the offset do not belong to the range."""
         while True:
             task, self._next = self._next, None
-            records = await (self._fetched() if task is None else task)
-            if records is None:
+            answer = await (self._fetched() if task is None else task)
+            if answer is None:
                 return None
             latest = NO_LEADER_EPOCH if self._leader is None else self._leader.epoch
-            batches, trouble = placed_batches(records, self._position, LIMIT, latest, self._last_epoch)
+            batches, trouble = placed_batches(answer.records, self._position, LIMIT, latest, self._last_epoch)
             if batches:  # those before the trouble are intact, and the next request begins at the trouble
                 self._suspicion = None
                 break
@@ -147,26 +158,35 @@ class RangeFetcher:
         if self._position < self._range.end:
             self._next = asyncio.create_task(self._fetched())
             await asyncio.sleep(0)  # the task sends its request before this batch is decoded
-        return first_offset, self._decoded(records, batches)
+        return first_offset, self._decoded(answer, batches)
 
-    def _decoded(self, records: memoryview, batches: list[BatchSlice]) -> Iterator[DecodedBatch]:
+    def _decoded(self, answer: m.FetchPartitionResponse, batches: list[BatchSlice]) -> Iterator[DecodedBatch]:
+        hidden = BatchFilter(answer.aborted_transactions)
         for header, start, _ in batches:
-            if header.is_control or header.base_offset >= self._range.end:
-                continue
+            if header.base_offset >= self._range.end:
+                return
             try:
-                yield decode_batch(records, header, start)
+                if hidden.hides(header):
+                    validate_batch(answer.records, header, start)
+                else:
+                    yield decode_batch(answer.records, header, start)
             except CorruptRecord as error:
-                raise self._corrupt(header.base_offset, error) from error
+                raise self._corrupt(header.base_offset, error, header.next_offset) from error
 
-    def _corrupt(self, offset: int, error: CorruptRecord | None) -> CorruptBatch:
+    def _corrupt(self, offset: int, error: CorruptRecord | None, next_offset: int | None = None) -> CorruptBatch:
+        topic, partition = self._partition
+        after = (
+            "" if next_offset is None else f' (offset {next_offset}: {{"{topic}": {{"{partition}": {next_offset}}}}})'
+        )
         return CorruptBatch(
             self._partition,
             f"at or after offset {offset}: {error}",
-            "Begin after it with startingOffsets, or end before it with endingOffsets",
+            f"Begin after it with startingOffsets{after}, or end before it with endingOffsets",
+            next_offset,
         )
 
-    async def _fetched(self) -> memoryview | None:
-        """Return batches at the position; None if there will never be one before the end of the range."""
+    async def _fetched(self) -> m.FetchPartitionResponse | None:
+        """Return an answer with batches at the position; None if there will be none before the end of the range."""
         began = self._cluster.clock.monotonic()
         while self._position < self._range.end:
             code, answer, problem = await self._attempt()
@@ -175,14 +195,17 @@ class RangeFetcher:
             asks_everyone = False
             if code is ErrorCode.NONE and answer is not None:
                 if answer.records:
-                    return answer.records
+                    return answer
                 if answer.diverging_epoch is not None and await self._leads():
                     end = answer.diverging_epoch.end_offset
                     self._lose(f"the log was cut at offset {end} in an unclean election")
                     return None
+                end_name, end = "high watermark", answer.high_watermark
+                if self._isolation_level == READ_COMMITTED:
+                    end_name, end = "last stable offset", answer.last_stable_offset
                 problem = MinibrokerError(
                     f"{self._partition}: records {self._position} to {self._range.end} were readable but no longer "
-                    f"are: the high watermark is {answer.high_watermark}. A new leader may still be catching up: see "
+                    f"are: the {end_name} is {end}. A new leader may still be catching up: see "
                     "`minibroker status`"
                 )
                 asks_everyone = True
@@ -258,7 +281,7 @@ class RangeFetcher:
             500,
             1,
             FETCH_BYTES,
-            READ_UNCOMMITTED,
+            self._isolation_level,
             [
                 m.FetchTopic(
                     topic,

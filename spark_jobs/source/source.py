@@ -19,19 +19,23 @@ Traps of Spark's Python API, and how they are avoided:
   that begins at "latest" and must not lose records.
 - An exception in `latestOffset` ends the query, so it waits for failovers.
 
-Writing is at least once: each task has an idempotent producer, which retries without duplicates, and the task ends when
-all in-sync replicas have acknowledged every record. But a task or batch that Spark repeats is written again.
+Writing is at least once by default: each task has an idempotent producer, which retries without duplicates, and the
+task ends when all in-sync replicas have acknowledged every record. But a task or batch that Spark repeats is written
+again. With `exactlyOnce=true`, tasks leave their transactions to the driver, which commits all or none
+(`exactly_once`).
 
 Classes are at module level since Spark pickles readers and writers by reference.
 """
 
 from __future__ import annotations
 
+import asyncio
 import gc
 import logging
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+from uuid import uuid4
 
 import pyarrow
 from pyspark import TaskContext
@@ -42,6 +46,7 @@ from pyspark.sql.datasource import (
     DataSourceStreamArrowWriter,
     DataSourceStreamReader,
     InputPartition,
+    WriterCommitMessage,
 )
 from pyspark.sql.pandas.types import to_arrow_schema
 from pyspark.sql.streaming.datasource import (
@@ -65,6 +70,14 @@ from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.source.bounds import earliest_offsets, latest_offsets, resolve, starting_offsets
+from minibroker.spark_jobs.source.exactly_once import (
+    NAME_PREFIX,
+    Place,
+    WrittenInTransaction,
+    abort_batch,
+    commit_batch,
+    prepare_rows,
+)
 from minibroker.spark_jobs.source.initial_offsets import load_or_store
 from minibroker.spark_jobs.source.log_client import LogClient
 from minibroker.spark_jobs.source.offsets import (
@@ -101,6 +114,9 @@ from minibroker.spark_jobs.source.writing import WRITER_CLIENT_ID, Written, chec
 logger = logging.getLogger(__name__)
 
 LOOK_EVERY_S = 0.05
+QUERY_ID = "sql.streaming.queryId"
+BATCH_ID = "streaming.sql.batchId"
+"""Spark's properties of a task. They are not documented; `tests/spark` checks that a replay has the same ones."""
 
 HEADERS = ArrayType(StructType([StructField("key", StringType()), StructField("value", BinaryType())]))
 
@@ -139,20 +155,23 @@ class MinibrokerDataSource(DataSource):
         options = parse_read_options(self.options, is_streaming=True)
         return StreamReader(options, _checked_schema(schema, options))
 
-    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter:
+    def writer(self, schema: StructType, overwrite: bool) -> BatchWriter | ExactlyOnceBatchWriter:
         if overwrite:
             raise InvalidSetting("mode", "overwrite", 'a log can only be appended to: use mode("append")')
-        options = _checked_write_options(self.options, schema)
+        options = _checked_write_options(self.options, schema, is_streaming=False)
         if options.topic is not None:
             # Check it here, since each task would wait for the topic and fail, as often as Spark repeats it.
-            with LogClient(options.bootstrap, WRITER_CLIENT_ID) as client:
+            with LogClient(options.bootstrap, WRITER_CLIENT_ID, security=options.security) as client:
                 client.topics(Subscription(topics=(options.topic,)))
-        return BatchWriter(options)
+        return ExactlyOnceBatchWriter(options) if options.is_exactly_once else BatchWriter(options)
 
-    def streamWriter(self, schema: StructType, overwrite: bool) -> StreamWriter:  # noqa: N802
+    def streamWriter(  # noqa: N802
+        self, schema: StructType, overwrite: bool
+    ) -> StreamWriter | ExactlyOnceStreamWriter:
         if overwrite:
             raise InvalidSetting("outputMode", "complete", 'a log can only be appended to: use outputMode("append")')
-        return StreamWriter(_checked_write_options(self.options, schema))
+        options = _checked_write_options(self.options, schema, is_streaming=True)
+        return ExactlyOnceStreamWriter(options) if options.is_exactly_once else StreamWriter(options)
 
 
 def _checked_schema(schema: StructType, options: ReadOptions) -> StructType:
@@ -164,8 +183,8 @@ def _checked_schema(schema: StructType, options: ReadOptions) -> StructType:
     return expected
 
 
-def _checked_write_options(given: Mapping[str, str], schema: StructType) -> WriteOptions:
-    options = parse_write_options(given)
+def _checked_write_options(given: Mapping[str, str], schema: StructType, *, is_streaming: bool) -> WriteOptions:
+    options = parse_write_options(given, is_streaming=is_streaming)
     check_write_schema(options, {field.name: field.dataType.simpleString() for field in schema.fields})
     return options
 
@@ -193,7 +212,13 @@ class _RangeReader:
         self._schema = schema
 
     def _client(self) -> LogClient:
-        return LogClient(self._options.bootstrap, f"{self._options.client_id}-driver")
+        given = self._options
+        return LogClient(
+            given.bootstrap,
+            f"{given.client_id}-driver",
+            isolation_level=given.isolation_level,
+            security=given.security,
+        )
 
     def _tasks(self, whole: Sequence[OffsetRange]) -> list[InputPartition]:
         parts = split(whole, self._options.min_partitions, self._options.max_records_per_partition)
@@ -211,6 +236,8 @@ class _RangeReader:
             given.include_headers,
             given.fail_on_data_loss,
             given.fail_on_timestamp,
+            given.isolation_level,
+            given.security,
         )
         return read_range(settings, partition.range, to_arrow_schema(self._schema, timezone="UTC"))
 
@@ -387,3 +414,67 @@ class BatchWriter(_Writer, DataSourceArrowWriter):
 
 class StreamWriter(_Writer, DataSourceStreamArrowWriter):
     pass
+
+
+class ExactlyOnceBatchWriter(DataSourceArrowWriter):
+    """One write of a DataFrame: all of its rows are committed, or none. Tasks and `commit` have copies of the driver's
+    writer."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+        run = str(uuid4())
+        self._name = NAME_PREFIX + (options.write_id or run)
+        self._guard = f"{self._name}-{run}"
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WrittenInTransaction:
+        """Raises as `prepare_rows`."""
+        task = _task()
+        place = Place(self._name, 0, task.partitionId(), task.attemptNumber(), self._guard)
+        return asyncio.run(prepare_rows(self._options, place, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None]) -> None:
+        asyncio.run(commit_batch(self._options, self._name, 0, _ours(messages)))
+
+    def abort(self, messages: list[WriterCommitMessage | None]) -> None:
+        asyncio.run(abort_batch(self._options, self._name, 0, _ours(messages), self._guard))
+
+
+class ExactlyOnceStreamWriter(DataSourceStreamArrowWriter):
+    """The batches of a query. Spark makes a new writer for each `commit`, which learns the query's id from the
+    messages."""
+
+    def __init__(self, options: WriteOptions) -> None:
+        self._options = options
+
+    def write(self, iterator: Iterator[pyarrow.RecordBatch]) -> WrittenInTransaction:
+        """Raises as `prepare_rows`."""
+        task = _task()
+        query, batch = task.getLocalProperty(QUERY_ID), task.getLocalProperty(BATCH_ID)
+        if query is None or batch is None:
+            raise MinibrokerError(
+                f"this version of Spark does not give tasks {QUERY_ID} and {BATCH_ID}, which exactlyOnce needs: use a "
+                "version that minibroker's tests have (pyspark 4.2 or newer)"
+            )
+        place = Place(NAME_PREFIX + query, int(batch), task.partitionId(), task.attemptNumber())
+        return asyncio.run(prepare_rows(self._options, place, iterator))
+
+    def commit(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803 (Spark's name)
+        ours = _ours(messages)
+        if ours:
+            asyncio.run(commit_batch(self._options, ours[0].place.name, batchId, ours))
+
+    def abort(self, messages: list[WriterCommitMessage | None], batchId: int) -> None:  # noqa: N803
+        ours = _ours(messages)
+        if ours:
+            asyncio.run(abort_batch(self._options, ours[0].place.name, batchId, ours))
+
+
+def _task() -> TaskContext:
+    task = TaskContext.get()
+    assert task is not None
+    return task
+
+
+def _ours(messages: Iterable[WriterCommitMessage | None]) -> list[WrittenInTransaction]:
+    """Leave out the tasks that have failed."""
+    return [message for message in messages if isinstance(message, WrittenInTransaction)]

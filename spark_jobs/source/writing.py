@@ -1,7 +1,8 @@
 """Rows of a DataFrame, written as records by the tasks of `write` and `writeStream`, at least once.
 
 The producer is idempotent and waits for all in-sync replicas, so its own retries cause no duplicates. But Spark does
-not know which rows a failed attempt of a task has written, and repeats the task from its beginning.
+not know which rows a failed attempt of a task has written, and repeats the task from its beginning. `exactly_once` has
+the writes with `exactlyOnce=true`.
 """
 
 from __future__ import annotations
@@ -65,14 +66,19 @@ def write_batches(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch])
 
 
 async def _write(options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> Written:
+    async with Producer(options.bootstrap, client_id=WRITER_CLIENT_ID, linger_ms=5, **options.security) as producer:
+        return Written(await send_all(producer, options, batches))
+
+
+async def send_all(producer: Producer, options: WriteOptions, batches: Iterable[pyarrow.RecordBatch]) -> int:
+    """Send all rows, and return their number once they are acknowledged."""
     rows = 0
-    async with Producer(options.bootstrap, client_id=WRITER_CLIENT_ID, linger_ms=5) as producer:
-        # The iterator blocks the event loop while Spark computes the next batch: nothing may be in flight then.
-        for batch in batches:
-            await _send(producer, options, batch)
-            await producer.flush()
-            rows += batch.num_rows
-    return Written(rows)
+    # The iterator blocks the event loop while Spark computes the next batch: nothing may be in flight then.
+    for batch in batches:
+        await _send(producer, options, batch)
+        await producer.flush()
+        rows += batch.num_rows
+    return rows
 
 
 async def _send(producer: Producer, options: WriteOptions, batch: pyarrow.RecordBatch) -> None:

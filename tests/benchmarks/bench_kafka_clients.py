@@ -226,6 +226,21 @@ def run(job: Job, meanwhile: Callable[[subprocess.Popen[str]], None] = lambda pr
     return json.loads(out)
 
 
+def kill_when_steady(pid: int, before_kill_s: float) -> Callable[[subprocess.Popen[str]], None]:
+    """Return what kills a broker while a `gap` runs: these seconds after its acknowledgements keep up."""
+
+    def kill(process: subprocess.Popen[str]) -> None:
+        assert process.stdin is not None
+        assert process.stdout is not None
+        process.stdout.readline()
+        time.sleep(before_kill_s)
+        os.kill(pid, signal.SIGKILL)
+        process.stdin.write("killed\n")
+        process.stdin.flush()
+
+    return kill
+
+
 class Case(NamedTuple):
     """A row of the table."""
 
@@ -418,17 +433,8 @@ class Bench:
         with peer.topic() as topic:
             partition, leader, pid = peer.leader_to_kill(topic)
 
-            def kill(process: subprocess.Popen[str]) -> None:
-                assert process.stdin is not None
-                assert process.stdout is not None
-                process.stdout.readline()
-                time.sleep(self.effort.before_kill_s)
-                os.kill(pid, signal.SIGKILL)
-                process.stdin.write("killed\n")
-                process.stdin.flush()
-
             job = self.job(peer, topic, "gap", client, 100, count=0, rate=GAP_RATE, partition=partition)
-            found: Measured = run(job, kill)
+            found: Measured = run(job, kill_when_steady(pid, self.effort.before_kill_s))
             tell(
                 f"{peer.name}: longest gap before the kill {found['quiet_gap_ms']:.0f} ms, {found['failed']:.0f} failed"
             )

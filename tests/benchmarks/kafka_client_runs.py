@@ -27,7 +27,9 @@ from aiokafka import TopicPartition as AioTopicPartition
 
 from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.values import ContentCheck, Values
+from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.protocol.model import TopicPartition
 
 PATIENCE_S = 120.0
 """A limit longer than any measured stall."""
@@ -306,18 +308,34 @@ async def aiokafka_pace(job: Job, course: Course, is_steady: Callable[[], None])
         await producer.flush()
 
 
-# --- minibroker's producer, which writes the topics for reading ---
+# --- minibroker's own client, which also writes topics that others read ---
 
 
 async def native_produce(job: Job) -> Measured:
     values = list(itertools.islice(values_of(job), job.count))
-    async with Producer(job.bootstrap, acks="all") as producer:
+    async with Producer(job.bootstrap, acks="all", **job.settings) as producer:
         began_s = time.perf_counter()
         for value, partition in zip(values, partitions_of(job, any=None), strict=False):
             producer.send(job.topic, value, partition=partition)
             await producer.drain()
         await producer.flush()
     return {"records_per_second": job.count / (time.perf_counter() - began_s)}
+
+
+async def native_consume(job: Job) -> tuple[float, Partitions]:
+    read: Partitions = defaultdict(list)
+    partitions = [TopicPartition(job.topic, partition) for partition in range(job.partitions)]
+    async with Consumer(job.bootstrap, partitions=partitions, **job.settings) as consumer:
+        began_s, first, left = 0.0, 0, job.count
+        async for batch in consumer.batches():
+            read[batch.partition] += [value or b"" for value in batch.values]
+            left -= len(batch.values)
+            if not began_s:
+                began_s, first = time.perf_counter(), len(batch.values)
+            if left <= 0:
+                break
+        seconds = time.perf_counter() - began_s
+    return (job.count - first) / seconds, read
 
 
 # --- all of them ---
@@ -340,7 +358,7 @@ def consume(job: Job) -> tuple[Rates, Rates]:
         gc.collect()
         if source.client == "confluent-kafka":
             return confluent_consume(source)
-        return asyncio.run(aiokafka_consume(source))
+        return asyncio.run(aiokafka_consume(source) if source.client == "aiokafka" else native_consume(source))
 
     sources = [job]
     if job.compared_with is not None:

@@ -147,7 +147,7 @@ class Stage(NamedTuple):
             f"broker {broker_id}: {line}"
             for broker_id in self.brokers()
             for line in self.cluster.log_of(broker_id).read_text(errors="replace").splitlines()
-            if " ERROR " in line or line.startswith("Traceback")
+            if " ERROR " in line or line.lstrip().startswith("Traceback")
         ]
 
     async def whole(self, topic: str) -> ClusterView:

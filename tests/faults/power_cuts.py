@@ -40,6 +40,7 @@ from typing import NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.deploy.local import secret_file, zookeeper
+from minibroker.deploy.local.plan import ZOOKEEPER_PROTECTION
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.deploy.local.processes import send_signal, wait_until, wait_until_gone
 from minibroker.deploy.observing.cluster_view import ask_cluster
@@ -72,7 +73,9 @@ class PowerCutFailed(Exception):
 class MachineBroker:
     """A broker with a disk that can lose its power."""
 
-    def __init__(self, directory: Path, broker_id: int, port: int, zookeeper_port: int, secret: Path) -> None:
+    def __init__(
+        self, directory: Path, broker_id: int, port: int, zookeeper_port: int, secret: Path, digest: Path
+    ) -> None:
         self.id = broker_id
         self.port = port
         self.log = directory / f"broker-{broker_id}.log"
@@ -87,6 +90,8 @@ class MachineBroker:
             "log.dirs": str(self._mount_point / "data"),
             "zookeeper.connect": f"{LOOPBACK}:{zookeeper_port}",
             "broker.secret.file": str(secret),
+            **ZOOKEEPER_PROTECTION,
+            "zookeeper.digest.file": str(digest),
         }
         self._process: subprocess.Popen[bytes] | None = None
         self._cuts = 0
@@ -340,7 +345,9 @@ def cut_power(directory: Path, one: int, all_: int, seed: int) -> int:
     _run("unshare", "--mount", "mount", "-t", "tmpfs", "tmpfs", str(directory))
     zookeeper_port, *ports = free_ports(1 + len(BROKERS))
     secret = directory / secret_file.FILE_NAME
+    digest = directory / secret_file.DIGEST_FILE_NAME
     secret_file.make(secret)
+    secret_file.make(digest)
     with ExitStack() as ending:
         log = directory / "zookeeper.log"
         server = zookeeper.start(zookeeper.find_program(), directory / "zookeeper", log, zookeeper_port)
@@ -349,7 +356,7 @@ def cut_power(directory: Path, one: int, all_: int, seed: int) -> int:
         zookeeper.wait_until_serving(server, zookeeper_port, log)
         brokers = []
         for broker_id, port in zip(BROKERS, ports, strict=True):
-            brokers.append(MachineBroker(directory, broker_id, port, zookeeper_port, secret))
+            brokers.append(MachineBroker(directory, broker_id, port, zookeeper_port, secret, digest))
             ending.callback(brokers[-1].end)
         return asyncio.run(play(brokers, one, all_, seed))
 

@@ -39,7 +39,7 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.records import encode_batch
 from minibroker.protocol.world.real import RealWorld
-from tests.faults.hostile_frames import Check, bad_lines, report, resident_bytes, start_broker
+from tests.faults.hostile.frames import Check, bad_lines, report, resident_bytes, start_broker
 
 ACCEPTED_AT_ONCE = 64
 """Sockets that are accepted, about to be refused, and therefore open for a moment."""

@@ -32,7 +32,7 @@ from minibroker.client.cli.terminal.output import table_lines
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
-from minibroker.deploy.local.who import AllBrokers, Controller, LeaderOf
+from minibroker.deploy.local.who import AllBrokers, Controller, LeaderOf, Who
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.ingest import read_ingested
 from minibroker.spark_jobs.jobs import prepare_session
@@ -43,6 +43,7 @@ from minibroker.spark_jobs.tables.manifests import Table
 from tests.spark.exactness import differences
 from tests.spark.standalone import SETTINGS, SparkCluster, spark_cluster_in
 
+ROOT = Path(__file__).parents[2]
 BROKERS = 3
 PARTITIONS = 3
 RECORDS_PER_SECOND = 300
@@ -101,10 +102,10 @@ def descendants(pid: int) -> list[Found]:
 
 
 class Job:
-    """`minibroker spark ingest`, restarted whenever it has ended."""
+    """A streaming job, restarted whenever it has ended. It has the options `--trigger TIME` and `--once`."""
 
     def __init__(self, arguments: Sequence[str], log: Path) -> None:
-        self._arguments = [sys.executable, "-P", "-m", "minibroker", "spark", "ingest", *arguments]
+        self._arguments = [sys.executable, "-P", "-m", *arguments]
         self._log = log
         self.starts = 0
         self._process: subprocess.Popen[bytes] | None = None
@@ -122,7 +123,13 @@ class Job:
 
     def _start(self, *more: str) -> subprocess.Popen[bytes]:
         with self._log.open("ab") as log:
-            return subprocess.Popen([*self._arguments, *more], stdin=subprocess.DEVNULL, stdout=log, stderr=log)
+            return subprocess.Popen(
+                [*self._arguments, *more],
+                env=os.environ | {"PYTHONPATH": str(ROOT)},
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+            )
 
     def finish(self) -> None:
         """Stop the job cleanly, then run it once more to ingest the rest."""
@@ -200,18 +207,20 @@ class Rounds:
         self.mode = "local" if spark is None else "cluster"
         self.topic = f"{self.mode}-{kind}"
         self.output = directory / self.topic
-        master = "local[2,4]" if spark is None else spark.url
+        self._master = "local[2,4]" if spark is None else spark.url
+        self.job = Job(self.arguments(), directory / f"{self.topic}.log")
+
+    def arguments(self) -> list[str]:
+        """Return the module of the job, and its arguments."""
         settings = [f"--conf={name}={value}" for name, value in SETTINGS.items()]
-        self.job = Job(
-            [
-                *("--topics", self.topic, "--output", str(self.output), "--bootstrap", brokers.bootstrap()),
-                *("--max-offsets-per-trigger", "5000", "--compact-after", "4", "--master", master, *settings),
-            ],
-            directory / f"{self.topic}.log",
-        )
+        return [
+            *("minibroker", "spark", "ingest", "--topics", self.topic, "--output", str(self.output)),
+            *("--bootstrap", self._brokers.bootstrap(), "--master", self._master, *settings),
+            *("--max-offsets-per-trigger", "5000", "--compact-after", "4"),
+        ]
 
     def play(self, rounds: int) -> None:
-        asyncio.run(self._create_topic())
+        asyncio.run(self._create_topics())
         try:
             with load(self._brokers.bootstrap(), self.topic):
                 for number in range(1, rounds + 1):
@@ -228,9 +237,13 @@ class Rounds:
         finally:
             self.job.end()
 
-    async def _create_topic(self) -> None:
+    def topics(self) -> list[str]:
+        return [self.topic]
+
+    async def _create_topics(self) -> None:
         async with Admin(self._brokers.bootstrap()) as admin:
-            await admin.create_topic(self.topic, partitions=PARTITIONS, replication_factor=BROKERS)
+            for topic in self.topics():
+                await admin.create_topic(topic, partitions=PARTITIONS, replication_factor=BROKERS)
 
     def _until(self, condition: Callable[[], bool], complaint: str) -> None:
         deadline = time.monotonic() + PATIENCE_S
@@ -266,10 +279,12 @@ class Rounds:
                 return self._kill_one(self._python_workers, WORKER)
             case "executor":
                 return self._kill_one(self._executor_processes, "CoarseGrainedExecutorBackend")
-            case "leader":
-                return f"broker {self._brokers.kill(LeaderOf(TopicPartition(self.topic, 0)))[0]}, the leader"
             case _:
-                return f"broker {self._brokers.kill(Controller())[0]}, the controller"
+                return f"broker {self._brokers.kill(self.member())[0]}, the {self._kind}"
+
+    def member(self) -> Who:
+        """Return the member of the cluster that this kind of round kills."""
+        return LeaderOf(TopicPartition(self.topic, 0)) if self._kind == "leader" else Controller()
 
     def _driver_processes(self) -> list[Found]:
         pid = self.job.pid
@@ -297,17 +312,17 @@ class Rounds:
 
     def _mend(self) -> None:
         """Restart all brokers and wait until all replicas are in sync."""
-        if self._kind in ("leader", "controller"):
+        if self._kind not in ("driver", "worker", "executor"):
             self._brokers.start(AllBrokers())
             self._until(self._is_whole, "the replicas did not come back")
 
     def _is_whole(self) -> bool:
         view = self._brokers.view()
-        states = [state for partition, state in view.partitions.items() if partition.topic == self.topic]
+        states = [state for partition, state in view.partitions.items() if partition.topic in self.topics()]
         return (
             len(view.brokers) == BROKERS
             and view.controller_id is not None
-            and sum(len(state.isr_nodes) for state in states) == PARTITIONS * BROKERS
+            and sum(len(state.isr_nodes) for state in states) == len(self.topics()) * PARTITIONS * BROKERS
         )
 
     def judged(self, rounds: int) -> Row:
@@ -322,7 +337,9 @@ class Rounds:
         return Row(self.mode, self._kind, rounds, self.job.starts - 1, topic.count(), self._batches(), missing, extra)
 
 
-def run(directory: Path, modes: Sequence[str], kinds: Sequence[str], rounds: int, seed: int) -> list[Row]:
+def run(
+    played_as: type[Rounds], directory: Path, modes: Sequence[str], kinds: Sequence[str], rounds: int, seed: int
+) -> list[Row]:
     rows: list[Row] = []
     randomness = random.Random(seed)
     brokers = LocalCluster(directory / "brokers")
@@ -334,7 +351,7 @@ def run(directory: Path, modes: Sequence[str], kinds: Sequence[str], rounds: int
                 for kind in kinds:
                     if kind == "executor" and spark is None:
                         continue  # the driver is the executor there
-                    played = Rounds(brokers, spark, kind, directory, randomness)
+                    played = played_as(brokers, spark, kind, directory, randomness)
                     played.play(rounds)
                     rows.append(played.judged(rounds))
                     tell(json.dumps(rows[-1]._asdict()))
@@ -343,23 +360,23 @@ def run(directory: Path, modes: Sequence[str], kinds: Sequence[str], rounds: int
     return rows
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+def main(played_as: type[Rounds] = Rounds, all_kinds: Sequence[str] = KINDS, description: str | None = __doc__) -> None:
+    parser = argparse.ArgumentParser(description=description, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--modes", default=",".join(MODES))
-    parser.add_argument("--kinds", default=",".join(KINDS))
+    parser.add_argument("--kinds", default=",".join(all_kinds))
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     arguments = parser.parse_args()
     modes, kinds = arguments.modes.split(","), arguments.kinds.split(",")
     for name in (*modes, *kinds):
-        if name not in (*MODES, *KINDS):
-            parser.error(f"unknown {name!r}: choose from {', '.join((*MODES, *KINDS))}")
+        if name not in (*MODES, *all_kinds):
+            parser.error(f"unknown {name!r}: choose from {', '.join((*MODES, *all_kinds))}")
     # The default handler would exit at once and leave the started processes running.
     signal.signal(signal.SIGTERM, lambda _number, _frame: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="minibroker-spark-rounds-") as temporary:
         directory = arguments.keep or Path(temporary)
-        rows = run(directory.absolute(), modes, kinds, arguments.rounds, arguments.seed)
+        rows = run(played_as, directory.absolute(), modes, kinds, arguments.rounds, arguments.seed)
     print("\n".join(table_lines([name.replace("_", " ") for name in Row._fields], rows)))
     sys.exit(1 if any(row.missing or row.extra or not row.records for row in rows) else 0)
 

@@ -122,6 +122,7 @@ def test_a_broker_with_one_full_disk_keeps_serving_from_its_other_disk(
         "log.dirs": f"{large_disk / 'data'},{small_disk / 'data'}",
         "zookeeper.connect": running.zookeeper.connect,
         "broker.secret.file": str(cluster.directory / secret_file.FILE_NAME),
+        "zookeeper.digest.file": str(cluster.directory / secret_file.DIGEST_FILE_NAME),
     }
     overrides = [text for pair in settings.items() for text in ("--override", "=".join(pair))]
     with (large_disk / "log").open("wb") as log:

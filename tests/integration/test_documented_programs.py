@@ -7,6 +7,7 @@ import os
 import subprocess
 import sys
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
@@ -32,14 +33,21 @@ def bootstrap() -> Iterator[str]:
         yield cluster.bootstrap_servers
 
 
-async def ensure_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
+async def fresh_topics(bootstrap: str, topics: tuple[str, ...]) -> None:
+    """Create the topics, without the records of other programs."""
     async with Admin(bootstrap) as admin:
         for topic in topics:
-            try:
-                await admin.create_topic(topic, partitions=3, replication_factor=3)
-            except BrokerError as error:
-                if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
-                    raise
+            with suppress(BrokerError):  # there was none
+                await admin.delete_topic(topic)
+            async with asyncio.timeout(30):
+                while True:
+                    try:
+                        await admin.create_topic(topic, partitions=3, replication_factor=3)
+                        break
+                    except BrokerError as error:
+                        if error.code is not ErrorCode.TOPIC_ALREADY_EXISTS:
+                            raise
+                    await asyncio.sleep(0.1)
 
 
 def quick_spark(directory: Path) -> dict[str, str]:
@@ -55,7 +63,7 @@ def quick_spark(directory: Path) -> dict[str, str]:
 
 def prepared(program: Program, bootstrap: str, directory: Path) -> Path:
     """Run the command that must precede the program; write the program to a file in the directory."""
-    asyncio.run(ensure_topics(bootstrap, program.words))
+    asyncio.run(fresh_topics(bootstrap, program.words))
     if program.command is not None:
         command = program.command.replace(ADDRESS, bootstrap)
         subprocess.run(command, shell=True, check=True, timeout=120, cwd=directory, env=quick_spark(directory))

@@ -6,8 +6,8 @@ from pathlib import Path
 
 import pytest
 
-from tests.faults import hostile_kafka
-from tests.faults.hostile_frames import report, run
+from tests.faults.hostile import kafka
+from tests.faults.hostile.frames import report, run
 
 FRAMES = 10_000
 LIVE_FRAMES = 2_500
@@ -17,12 +17,12 @@ SEED = 2_024
 @pytest.mark.slow
 def test_malformed_frames_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
     checks = run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
-    report("hostile_frames", checks)
+    report("hostile frames", checks)
     assert [check for check in checks if not check.passed] == []
 
 
 @pytest.mark.slow
 def test_malformed_frames_of_kafkas_protocol_harm_neither_the_broker_nor_its_clients(tmp_path: Path) -> None:
-    checks = hostile_kafka.run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
-    report("hostile_kafka", checks)
+    checks = kafka.run(FRAMES, LIVE_FRAMES, SEED, tmp_path)
+    report("hostile kafka", checks)
     assert [check for check in checks if not check.passed] == []

@@ -14,6 +14,7 @@ import msgspec
 import pytest
 import uvloop
 
+from minibroker.broker.network import processor, quotas
 from minibroker.broker.network.kafka_dialect import KafkaDialect
 from minibroker.broker.network.server import NetworkSettings, Request, RequestHandler, SocketServer
 from minibroker.protocol import apis
@@ -58,8 +59,9 @@ class Serving:
         self.ports = ports
         self._writers: list[asyncio.StreamWriter] = []
 
-    async def connect(self, listener: str = "DATA", host: str = "127.0.0.1") -> Peer:
-        reader, writer = await asyncio.open_connection(host, self.ports[listener])
+    async def connect(self, listener: str = "DATA", host: str = "127.0.0.1", source: str | None = None) -> Peer:
+        local_addr = None if source is None else (source, 0)
+        reader, writer = await asyncio.open_connection(host, self.ports[listener], local_addr=local_addr)
         self._writers.append(writer)
         return Peer(reader, writer)
 
@@ -960,9 +962,15 @@ async def test_the_control_plane_is_served_while_data_handlers_are_stuck_and_the
         (NetworkSettings(max_connections_per_ip=3), "max.connections.per.ip=3"),
     ],
 )
-def test_connections_over_a_limit_are_refused_with_one_log_line_and_limits_are_per_plane(
-    run: Run, settings: NetworkSettings, setting: str, caplog: pytest.LogCaptureFixture
+def test_clients_over_a_limit_are_refused_while_others_are_busy_and_limits_are_per_plane(
+    run: Run,
+    settings: NetworkSettings,
+    setting: str,
+    caplog: pytest.LogCaptureFixture,
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
+    monkeypatch.setattr(quotas, "MIN_IDLE_S", 1_000.0)
+
     async def main() -> None:
         async with serving(answer, settings) as up:
             peers = [await up.connect() for _ in range(3)]
@@ -970,7 +978,9 @@ def test_connections_over_a_limit_are_refused_with_one_log_line_and_limits_are_p
                 peer.metadata(1)
                 assert await peer.correlation_ids(1) == [1]
             for _ in range(5):
-                assert await (await up.connect()).closed() == b""
+                refused = await up.connect()
+                refused.metadata(1)
+                assert await refused.closed() == b""
             assert up.server.metrics.connections_refused == 5
             control = await up.connect("CONTROL")
             control.send(update_metadata_frame(1))
@@ -978,28 +988,88 @@ def test_connections_over_a_limit_are_refused_with_one_log_line_and_limits_are_p
 
     run(main)
     lines = network_lines(caplog)
-    assert lines
-    assert len(lines) < 5
-    assert "listener DATA refused 1 connections" in lines[0]
-    assert setting in lines[0]
+    assert len(lines) == 5
+    assert all(f"on listener DATA is refused: {setting} is reached" in line for line in lines)
+
+
+@pytest.mark.parametrize("settings", [NetworkSettings(max_connections=3), NetworkSettings(max_connections_per_ip=3)])
+@pytest.mark.parametrize("have_asked", [True, False])
+def test_idle_connections_give_way_to_new_ones(
+    run: Run, settings: NetworkSettings, have_asked: bool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "MIN_IDLE_S", 0.0)
+
+    async def main() -> None:
+        async with serving(answer, settings) as up:
+            peers = [await up.connect() for _ in range(3)]
+            for peer in peers:
+                if have_asked:
+                    peer.metadata(1)
+                    assert await peer.correlation_ids(1) == [1]
+            late = await up.connect()
+            late.metadata(2)
+            assert await late.correlation_ids(1) == [2]
+            assert await peers[0].closed() == b""
+            for peer in peers[1:]:
+                peer.metadata(3)
+                assert await peer.correlation_ids(1) == [3]
+
+    run(main)
+
+
+def test_a_connection_without_a_first_request_ends_soon(
+    run: Run, caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    caplog.set_level(logging.INFO, "minibroker.network")
+    monkeypatch.setattr(processor, "FIRST_REQUEST_S", 0.3)
+
+    async def main() -> None:
+        async with serving(answer, NetworkSettings()) as up:
+            silent, client = await up.connect(), await up.connect()
+            client.metadata(1)
+            assert await client.correlation_ids(1) == [1]
+            assert await silent.closed() == b""
+            control = await up.connect("CONTROL")  # perhaps a broker's crash detection, since there are no proofs
+            await asyncio.sleep(1.5)
+            control.send(update_metadata_frame(1))
+            assert await control.correlation_ids(1) == [1]
+            client.metadata(2)
+            assert await client.correlation_ids(1) == [2]
+
+    run(main)
+    [said] = [line for line in network_lines(caplog, logging.INFO) if "closed: it has not sent" in line]
+    assert "it has not sent a valid request within 0.3 s" in said
+    assert not network_lines(caplog)
 
 
 @run_by("run")
-async def test_connections_over_the_rate_limit_are_refused_for_a_while() -> None:
-    async def is_served() -> bool:
-        peer = await up.connect()
-        peer.metadata(1)
-        try:
-            return (await peer.response()).correlation_id == 1
-        except (asyncio.IncompleteReadError, ConnectionError):
-            return False
-
+async def test_connections_over_the_rate_are_delayed_and_served_in_turn() -> None:
     async with serving(answer, NetworkSettings(max_connection_creation_rate=3)) as up:
-        while await is_served():
-            pass
-        while not await is_served():
-            pass
-        assert up.server.metrics.connections_refused > 0
+        began = asyncio.get_running_loop().time()
+        peers = [await up.connect() for _ in range(6)]
+        for number, peer in enumerate(peers):
+            peer.metadata(number)
+            assert await peer.correlation_ids(1) == [number]
+        assert asyncio.get_running_loop().time() - began > 0.9
+        assert up.server.metrics.connections_delayed == 3
+        assert up.server.metrics.connections_refused == 0
+
+
+@run_by("run")
+async def test_an_address_over_its_rate_delays_neither_another_one_nor_the_control_plane_nor_the_end() -> None:
+    async with serving(answer) as up:
+        up.server.set_connection_rates({"127.0.0.1": 1, "127.0.0.2": 1_000})
+        peers = [await up.connect() for _ in range(12)]
+        await until(lambda: up.server.metrics.connections_delayed + up.server.metrics.connections_refused >= 11)
+        assert up.server.metrics.connections_refused == 1
+        began = asyncio.get_running_loop().time()
+        other = await up.connect(source="127.0.0.2")
+        other.metadata(1)
+        assert await other.correlation_ids(1) == [1]
+        await up.connect("CONTROL")
+        assert asyncio.get_running_loop().time() - began < 0.9
+        peers[1].metadata(7)
+        assert await peers[1].correlation_ids(1) == [7]
 
 
 @run_by("run")

@@ -269,8 +269,8 @@ def test_ctrl_c_ends_a_consumer_that_waits_for_records(cluster: LocalCluster, to
         """
 with Consumer(bootstrap, topics=[topic], group="waiting") as consumer:
     consumer.poll(100)
-    print("ready", flush=True)
     try:
+        print("ready", flush=True)
         next(consumer)
     except KeyboardInterrupt:
         print("interrupted", flush=True)
@@ -279,7 +279,7 @@ with Consumer(bootstrap, topics=[topic], group="waiting") as consumer:
     )
     assert process.stdout is not None
     assert process.stdout.readline() == "ready\n"
-    time.sleep(0.5)  # if it does not wait yet, the interrupt is not caught
+    time.sleep(0.5)  # so that it waits, in all probability
     process.send_signal(signal.SIGINT)
     assert process.stdout.readline() == "interrupted\n"
     with Producer(cluster.bootstrap()) as producer:
@@ -428,7 +428,7 @@ def test_a_producer_and_a_consumer_continue_while_each_broker_is_killed_and_rest
 def test_the_examples_of_the_sync_page_run_without_a_warning(cluster: LocalCluster, tmp_path: Path) -> None:
     page = Path(__file__).parents[2] / "docs" / "sync.md"
     examples = re.findall(r"^```python\n(.*?)^```", page.read_text(), re.MULTILINE | re.DOTALL)
-    assert len(examples) == 5
+    assert len(examples) == 6
     address = cluster.bootstrap().split(",")[0]
     told = []
     for number, example in enumerate(examples):
@@ -442,5 +442,5 @@ def test_the_examples_of_the_sync_page_run_without_a_warning(cluster: LocalClust
         assert (ran.returncode, warned) == (0, ""), example
         told.append(ran.stdout)
     assert told[0].strip().isdigit()
-    assert "of" in told[2]
-    assert told[3].startswith("assigned: invoices-0 invoices-1 invoices-2\n")
+    assert "of" in told[3]
+    assert told[4].startswith("assigned: invoices-0 invoices-1 invoices-2\n")

@@ -4,8 +4,9 @@
 
 Each client writes records with each of its codecs and reads them back; seeks and lists offsets by time; reads batches
 that minibroker's producer wrote in columns; writes (idempotently) and reads (by assignment) while a leader is killed;
-reads in a group with each strategy, the last while its coordinator is killed; and administers topics and groups. No
-record may be lost, duplicated, reordered or altered. Kafka's console tools and Spark's connector run their usual
+reads in a group with each strategy, the last while its coordinator is killed; moves records in transactions while their
+coordinator is killed, is fenced and times out; and administers topics and groups. No record may be lost, duplicated,
+reordered or altered. Kafka's console tools and Spark's connector run their usual
 commands. With --brief each client's groups use one strategy, which differs between clients.
 
 Prints a line for each failed check and a table. Exit code 1 if a check failed or a client could not be built. SIGINT
@@ -35,7 +36,7 @@ from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.who import BrokerId, LeaderOf
-from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from tests.kafka_clients.programs import PROGRAMS, CannotBuild, Program
 from tests.kafka_clients.records import (
     NULL,
@@ -54,7 +55,10 @@ UNDER_FIRE = 1_200
 PER_SECOND = 200
 FED = 150
 """Records per step of the group check."""
-SETTINGS = {"group.initial.rebalance.delay.ms": "300"}
+SETTINGS = {
+    "group.initial.rebalance.delay.ms": "300",
+    "transaction.abort.timed.out.transaction.cleanup.interval.ms": "500",
+}
 
 
 class Failed(Exception):
@@ -343,7 +347,7 @@ def group(strategy: str, coordinator_killed: bool) -> Callable[[Bench], Awaitabl
                 await member.until(partial(assigned, member), "partitions for each member")
             if coordinator_killed:
                 partitions = len((await bench.admin.describe_topic(OFFSETS_TOPIC)).partitions)
-                async with bench.killed(TopicPartition(OFFSETS_TOPIC, offsets_partition(name, partitions))):
+                async with bench.killed(TopicPartition(OFFSETS_TOPIC, internal_partition(name, partitions))):
                     await feeder.feed(FED, over_s=2)
                     await first.until(lambda: seen() == 2 * FED, "records after the coordinator was killed")
             else:
@@ -362,6 +366,46 @@ def group(strategy: str, coordinator_killed: bool) -> Callable[[Bench], Awaitabl
             raise Failed("; ".join(problems))
 
     return check
+
+
+async def transfer(bench: Bench) -> None:
+    """Move records in transactions. The coordinator of the producer, and then the leader of a partition are killed."""
+    source, topic = await bench.topic("source"), await bench.topic("moved")
+    name = f"{topic}-mover"
+    feeder = Feeder(bench.bootstrap, source, bench.base_ms)
+    places = {"topic": topic, "source": source, "partitions": PARTITIONS, "group": name, "id": name}
+    async with bench.running("transfer", **places, until=4 * FED) as mover:
+
+        def moved() -> int:
+            return sum(int(line[1]) for line in mover.of("moved"))
+
+        await feeder.feed(FED)
+        await mover.until(lambda: moved() >= FED, "committed transactions")
+        partitions = len((await bench.admin.describe_topic(TRANSACTIONS_TOPIC)).partitions)
+        async with bench.killed(TopicPartition(TRANSACTIONS_TOPIC, internal_partition(name, partitions))):
+            await feeder.feed(FED, over_s=1)
+            await mover.until(lambda: moved() >= 2 * FED, "transactions after the coordinator was killed")
+        async with bench.killed(TopicPartition(topic, 0)):
+            await feeder.feed(FED, over_s=1)
+            await mover.until(lambda: moved() >= 3 * FED, "transactions after a leader was killed")
+        await feeder.feed(FED)
+        await mover.ended()
+        aborted = sum(int(line[1]) for line in mover.of("aborted"))
+        ended = len(mover.of("moved") + mover.of("aborted"))
+    epoch = (await bench.admin.describe_transactions([name]))[name].producer_epoch
+    read = await bench.run("consume", topic=topic, partitions=PARTITIONS, until=4 * FED, isolation="read_committed")
+    found = list(map(parse_read, read.of("rec")))
+    problems = problems_of_reading(dict.fromkeys(range(4 * FED)), found, bench.program.expected, bench.base_ms)
+    # Reading uncommitted records returns those of aborted transactions, too.
+    await bench.run("consume", topic=topic, partitions=PARTITIONS, until=4 * FED + aborted)
+    offsets = await bench.admin.list_group_offsets(name)
+    committed = {partition.partition: each.offset for partition, each in offsets.items() if each is not None}
+    if committed != dict.fromkeys(range(PARTITIONS), 4 * FED // PARTITIONS):
+        problems.append(f"committed: {committed}")
+    if (epoch >= ended) != bench.program.raises_epoch:
+        problems.append(f"the producer's epoch is {epoch} after {ended} transactions")
+    if problems:
+        raise Failed("; ".join(problems))
 
 
 def assigned(member: Run) -> set[str]:
@@ -396,23 +440,33 @@ async def judge(bench: Bench, name: str, check: Callable[[Bench], Awaitable[None
 async def try_program(bench: Bench, strategies: Sequence[str], tell: Tell) -> None:
     verbs = bench.program.verbs
     checks: dict[str, Callable[[Bench], Awaitable[None]]] = {}
-    if "consume" in verbs:
+    if "produce" in verbs:
         checks |= {"codecs": codecs, "seek": seek, "native batches": native, "leader killed": leader_killed}
     for strategy in strategies:
         is_last = strategy == strategies[-1]
         checks[f"group {strategy}" + (", coordinator killed" if is_last else "")] = group(strategy, is_last)
+    if "transfer" in verbs:
+        checks["transactions, coordinator killed"] = transfer
     for name, check in checks.items():
         await judge(bench, name, check, tell)
+    if "fence" in verbs:
+        topic = await bench.topic("fence")
+        await try_steps(bench, "transactions", tell, "fence", topic=topic, id=topic)
     if "admin" in verbs:
-        try:
-            async with asyncio.timeout(2 * CHECK_TIMEOUT_S), bench.running("admin", topic=f"{bench.name}-admin") as run:
-                try:
-                    await run.ended()
-                finally:
-                    for kind, step, *reason in run.lines[:-1]:
-                        tell(f"admin: {step}", None if kind == "ok" else " ".join(reason))
-        except (Failed, TimeoutError) as error:
-            tell("admin", str(error) or f"not within {CHECK_TIMEOUT_S:.0f} s")
+        await try_steps(bench, "admin", tell, "admin", topic=f"{bench.name}-admin")
+
+
+async def try_steps(bench: Bench, what: str, tell: Tell, verb: str, **arguments: object) -> None:
+    """Run a verb that judges its steps itself."""
+    try:
+        async with asyncio.timeout(2 * CHECK_TIMEOUT_S), bench.running(verb, **arguments) as run:
+            try:
+                await run.ended()
+            finally:
+                for kind, step, *reason in [*run.of("ok"), *run.of("bad")]:
+                    tell(f"{what}: {step}", None if kind == "ok" else " ".join(reason))
+    except (Failed, TimeoutError) as error:
+        tell(what, str(error) or f"not within {2 * CHECK_TIMEOUT_S:.0f} s")
 
 
 async def try_clients(directory: Path, cache: Path, names: list[str], *, is_brief: bool = False) -> int:

@@ -58,6 +58,8 @@ SPEAKS = "3.9"
 """The version of Kafka that kafka-python assumes: its API versions are nearest to minibroker's."""
 FRANZ_GO = "1.22.3"
 KAFKA_GO = "0.4.51"
+OF_OLD_KAFKA = ("TestClientAddOffsetsToTxn", "TestClientAddPartitionsToTxn", "TestClientInitProducerId")
+"""Tests of kafka-go that it runs only for Kafka before 3.0, though they pass with newer brokers."""
 SUITE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 60
 RUNNER_TIMEOUT_S = 900
@@ -82,6 +84,8 @@ def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> I
             "num.partitions": "4",
             "default.replication.factor": str(brokers),
             "group.initial.rebalance.delay.ms": "300",
+            "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+            "allow.everyone.if.no.acl.found": "true",
             # Some tests expect that a dead member is detected soon.
             "group.min.session.timeout.ms": "1000",
             **{name.replace("_", "."): value for name, value in settings.items()},
@@ -193,23 +197,20 @@ def fetch_go(cache: Path, module: str, version: str) -> Path:
 
 
 def go_test(source: Path, package: str, directory: Path, known: Known, **environment: str) -> list[Found]:
+    """Run all tests that are not listed as not applicable."""
     skip = "|".join(f"^{'$/^'.join(re.escape(part) for part in test.split('/'))}$" for test in known.not_applicable)
-    command = [
-        tool("go", "golang-go"),
-        "test",
-        "-json",
-        "-count=1",
-        f"-timeout={SUITE_TIMEOUT_S}s",
-        "-skip",
-        skip,
-        package,
-    ]
+    found = run_go(source, package, directory, ["-skip", skip], **environment)
+    return [*(Found(name, SKIPPED) for name in known.not_applicable), *found]
+
+
+def run_go(source: Path, package: str, directory: Path, chosen: list[str], **environment: str) -> list[Found]:
+    command = [tool("go", "golang-go"), "test", "-json", "-count=1", f"-timeout={SUITE_TIMEOUT_S}s", *chosen, package]
     log = directory / "go.log"
     ended = execute(command, source, log, SUITE_TIMEOUT_S + 60, **environment)
     events = "\n".join(line for line in log.read_text().splitlines() if line.startswith("{"))
     if not events:
         raise CannotBuild(f"go test: {ended}; {' / '.join(log.read_text().splitlines()[-3:])}")
-    return [*(Found(name, SKIPPED) for name in known.not_applicable), *read_go(events, ended)]
+    return read_go(events, ended)
 
 
 def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
@@ -222,6 +223,7 @@ def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
 def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     source = directory / "source"
     settings = {"num_partitions": "1", "message_max_bytes": "60000000", "group_min_session_timeout_ms": "6000"}
+    settings["internal_segment_bytes_min"] = "14"  # as in Kafka 3.9: a test creates a topic with 200
     with cluster(directory / "cluster", brokers=1, first=1, **settings) as bootstrap:
         shutil.copytree(fetch_go(cache, "github.com/segmentio/kafka-go", KAFKA_GO), source)
         host, _, port = bootstrap.partition(":")
@@ -229,7 +231,10 @@ def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
         for file in source.glob("*.go"):
             text = file.read_text().replace("9092", port)
             file.write_text(text.replace("localhost", host) if file.stem.endswith("_test") else text)
-        yield from go_test(source, ".", directory, known, KAFKA_VERSION="3.7.0")
+        found = go_test(source, ".", directory, known, KAFKA_VERSION="3.7.0")
+        yield from (each for each in found if each.test not in OF_OLD_KAFKA)
+        chosen = ["-run", f"^({'|'.join(OF_OLD_KAFKA)})$"]
+        yield from run_go(source, ".", directory, chosen, KAFKA_VERSION="2.8.1")
 
 
 # -- librdkafka --
@@ -257,15 +262,24 @@ def build_librdkafka(cache: Path) -> Path:
 
 
 def kafka_path(cache: Path) -> Path:
-    """A directory like that of Kafka's distribution, with the console tool that some tests use to create topics."""
+    """A directory like that of Kafka's distribution, with the console tool that some tests use to create topics, and
+    the jars for the tests' own Java programs."""
     directory = cache / "kafka"
-    script = directory / "bin" / "kafka-topics.sh"
-    command = java_command(
-        f"{jars(cache, 'org.apache.kafka', 'kafka-tools', KAFKA_TOOLS)}/*", "org.apache.kafka.tools.TopicCommand"
-    )
-    script.parent.mkdir(parents=True, exist_ok=True)
-    script.write_text(f'#!/bin/sh\nexec {shlex.join(command)} "$@"\n')
-    script.chmod(0o755)
+    lib = jars(cache, "org.apache.kafka", "kafka-tools", KAFKA_TOOLS)
+    topics = shlex.join(java_command(f"{lib}/*", "org.apache.kafka.tools.TopicCommand"))
+    *run_class, _ = java_command("", "")
+    scripts = {
+        "kafka-topics.sh": f'exec {topics} "$@"',
+        "kafka-run-class.sh": f'exec {shlex.join(run_class[:-1])} "$CLASSPATH:{lib}/*" "$@"',
+    }
+    (directory / "bin").mkdir(parents=True, exist_ok=True)
+    for name, command in scripts.items():
+        script = directory / "bin" / name
+        script.write_text(f"#!/bin/sh\n{command}\n")
+        script.chmod(0o755)
+    libs = directory / "libs"
+    libs.unlink(missing_ok=True)
+    libs.symlink_to(lib)
     return directory
 
 

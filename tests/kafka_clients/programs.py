@@ -16,6 +16,14 @@ Each is started as `PROGRAM BOOTSTRAP VERB name=value ...`. It prints lines of c
              of its standard input. Prints also `assigned PARTITION` and `revoked PARTITION`.
     admin    topic: create the topic, use all of the client's administration on it and a group, and delete it. Prints
              `ok STEP` or `bad STEP REASON`. The console tools and Spark's connector run their usual commands.
+    transfer topic, source, partitions, group, id, until: move the records of `source` to the same partitions of `topic`
+             in transactions that include the group's offsets, until `until` records were committed. Every fourth
+             transaction is aborted, and its records are moved again. Prints `moved N` and `aborted N`. Java's program
+             also takes session, its session timeout in ms.
+    fence    topic, id: commit, abort, be fenced and time out. Prints `ok STEP` or `bad STEP REASON`, and the errors
+             that the client shows as `note`.
+
+`consume` reads uncommitted records, unless isolation=read_committed.
 """
 
 from __future__ import annotations
@@ -37,9 +45,15 @@ BUILD_TIMEOUT_S = 600
 ALL_CODECS = ("none", "gzip", "snappy", "lz4", "zstd")
 NEWEST_JAVA = "4.4.0"
 OLDEST_JAVA = "2.8.2"
+JAVA_BEFORE_KIP_890 = "3.9.1"
+"""The last Java client that keeps its epoch from one transaction to the next."""
 TOOLS = "4.3.1"
 KAFKAJS = "2.2.4"
 SPARK_CONNECTOR = "4.2.0"
+
+
+TRANSACTIONS = ("consume", "transfer", "fence")
+"""The verbs that the checks of transactions use."""
 
 
 class CannotBuild(Exception):
@@ -54,7 +68,9 @@ class Program(NamedTuple):
     expected: Expected = full_record
     has_timestamps: bool = True
     """Whether the client can set its records' timestamps."""
-    verbs: tuple[str, ...] = ("produce", "consume", "seek", "group", "admin")
+    verbs: tuple[str, ...] = ("produce", "consume", "seek", "group", "admin", "transfer", "fence")
+    raises_epoch: bool = False
+    """Whether each end of a transaction raises the producer's epoch (KIP-890)."""
 
 
 Build = Callable[[Path], Program]
@@ -118,13 +134,14 @@ def java_command(classpath: str, main: str) -> list[str]:
     return [tool("java", "openjdk-17-jdk-headless"), *JAVA_OPTIONS, "-cp", classpath, main]
 
 
-def java(version: str) -> Build:
+def java(version: str, *, only_transactions: bool = False) -> Build:
     def build(cache: Path) -> Program:
         lib = jars(cache, "org.apache.kafka", "kafka-clients", version)
         classes = cache / f"java-{version}"
         compiler = [tool("javac", "openjdk-17-jdk-headless"), "-nowarn", "-cp", f"{lib}/*", "-d", str(classes)]
-        run([*compiler, str(HERE / "java" / "Client.java")], cache)
-        return Program(version, java_command(f"{lib}/*:{classes}", "Client"))
+        run([*compiler, *map(str, sorted((HERE / "java").glob("*.java")))], cache)
+        program = Program(version, java_command(f"{lib}/*:{classes}", "Client"), raises_epoch=version >= "4")
+        return program._replace(strategies=(), verbs=TRANSACTIONS) if only_transactions else program
 
     return build
 
@@ -213,6 +230,7 @@ PROGRAMS: dict[str, Build] = {
     "kcat": kcat,
     "confluent-kafka": confluent,
     "java-oldest": java(OLDEST_JAVA),
+    "java-3.9": java(JAVA_BEFORE_KIP_890, only_transactions=True),
     "java-newest": java(NEWEST_JAVA),
     "franz-go": go("franz_go", "github.com/twmb/franz-go", strategies=("range", "sticky", "cooperative-sticky")),
     "kafkajs": kafkajs,

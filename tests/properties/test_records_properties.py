@@ -5,7 +5,9 @@ from __future__ import annotations
 import contextlib
 import itertools
 import struct
+from contextlib import suppress
 from typing import Any
+from unittest import mock
 
 import msgpack
 from crc32c import crc32c
@@ -16,6 +18,8 @@ from minibroker.protocol.records import (
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
     CorruptRecord,
+    check_beginning,
+    check_header,
     decode_batch,
     encode_batch,
     iterate_batches,
@@ -24,7 +28,9 @@ from minibroker.protocol.records import (
     with_records,
     without_records,
 )
+from minibroker.protocol.records import columns as columns_module
 from minibroker.protocol.records.compression import Compression, DecompressionFailed, compress, decompress
+from minibroker.protocol.records.times import record_times
 
 LIMIT = 1 << 20
 NULLABLE_BYTES = st.none() | st.binary(max_size=40)
@@ -77,10 +83,18 @@ def with_body(body: bytes, count: int, magic: int, codec: Compression) -> bytes:
 
 def decoded_or_corrupt(batch: bytes) -> None:
     """Decode the batch. Any error but CorruptRecord fails the test; a decoded batch has columns of the right length."""
+    with suppress(CorruptRecord), mock.patch.object(columns_module, "_DECODED_AT_ONCE", 0):
+        header = parse_header(batch)
+        check_header(header)
+        for _ in record_times(batch, header):
+            pass
     try:
         decoded = decode_batch(batch, max_body_bytes=LIMIT)
     except CorruptRecord:
         return
+    if decoded.count:
+        check_beginning(batch, decoded.header)  # brokers accept all that readers can decode
+    assert list(record_times(batch, decoded.header)) == list(zip(decoded.timestamps, decoded.offsets, strict=True))
     columns = (decoded.offsets, decoded.timestamps, decoded.keys, decoded.values, decoded.headers)
     assert {len(column) for column in columns if column is not None} == {decoded.header.records_count}
     assert {type(value) for value in decoded.values} <= {bytes, type(None)}
@@ -102,6 +116,9 @@ def test_a_batch_decodes_to_the_records_encoded(arguments: dict[str, Any]) -> No
     ]
     assert decoded.timestamps == [base_timestamp + delta for delta in deltas]
     assert decoded.header.max_timestamp == max(decoded.timestamps)
+    assert list(record_times(batch, decoded.header)) == list(zip(decoded.timestamps, decoded.offsets, strict=True))
+    with mock.patch.object(columns_module, "_DECODED_AT_ONCE", 0):
+        assert list(record_times(batch, decoded.header)) == list(zip(decoded.timestamps, decoded.offsets, strict=True))
     assert list(decoded.offsets) == [base_offset + delta for delta in arguments["offset_deltas"] or range(count)]
     assert decoded.header.last_offset >= decoded.offsets[-1]
     assert decoded.header.compression is arguments["compression"]

@@ -18,6 +18,7 @@ from hypothesis import strategies as st
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
 from minibroker.broker.replication.following import copying
+from minibroker.broker.replication.isolation import FetchIsolation
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
@@ -282,7 +283,7 @@ class Replication(RuleBasedStateMachine):
             if answer is None:
                 leader.record_follower_fetch(broker_id, request, self.broker_epochs[broker_id])
                 self.propose(leader)
-                answer = leader.read(request, broker_id, max_bytes=1_000, at_least_one=True)
+                answer = leader.read(request, broker_id, FetchIsolation.LOG_END, max_bytes=1_000, at_least_one=True)
             elif answer.error_code != ErrorCode.NONE:
                 assert answer.error_code in MOVED
                 return

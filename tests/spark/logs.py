@@ -15,6 +15,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from tests.faults.hostile.readers import connected_to_leader, lying_batch, produced
 
 
 class Logs:
@@ -67,6 +68,16 @@ class Logs:
                 for value in values:
                     producer.send(topic or self.topic, value, partition=partition, **options)
                     await producer.drain()
+
+        asyncio.run(run())
+
+    def produce_lie(self, value: bytes, timestamp_ms: int) -> None:
+        """Produce a record to partition 0 whose batch denies this timestamp."""
+
+        async def run() -> None:
+            connection = await connected_to_leader(self.bootstrap, self.topic)
+            assert await produced(connection, lying_batch(value, timestamp_ms), self.topic) == ErrorCode.NONE
+            connection.close()
 
         asyncio.run(run())
 

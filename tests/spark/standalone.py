@@ -93,7 +93,7 @@ class SparkCluster:
         try:
             with urllib.request.urlopen(f"http://{LOOPBACK}:{self._web_port}/json/", timeout=5) as answer:
                 return int(json.load(answer)["aliveworkers"])
-        except OSError:
+        except (OSError, json.JSONDecodeError):  # the server answers with a page until its handlers are there
             return None
 
     def stop(self) -> None:

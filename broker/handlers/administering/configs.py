@@ -13,11 +13,11 @@ meant for its predecessor. A broker that is killed has either changed the settin
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 
 import msgspec
 
-from minibroker.broker.handlers.services import Services, answer_later, check_named_once
+from minibroker.broker.handlers.services import Services, answer_later, check_count, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.settings.broker_config import BrokerConfig
@@ -32,7 +32,6 @@ from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.broker.settings.layers import DYNAMIC, with_dynamic
 from minibroker.broker.settings.parsing import from_earlier_release, topic_config_in_zookeeper
 from minibroker.broker.settings.schema import (
-    SENSITIVE,
     as_texts,
     config_type,
     default_texts,
@@ -42,6 +41,7 @@ from minibroker.broker.settings.schema import (
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol import znodes
+from minibroker.protocol.credential_names import SENSITIVE
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     ANY_VERSION,
@@ -102,12 +102,13 @@ Layer = tuple[ConfigSource, Mapping[str, str]]
 
 
 async def handle_describe_configs(services: Services, request: Request, body: DescribeConfigsRequest) -> None:
+    check_count(services, len(body.resources))
     check_named_once("a resource", [(resource.resource_type, resource.resource_name) for resource in body.resources])
 
     async def answer() -> None:
         results = []
         slices = Slices()
-        reader = _SessionReader(services.configs, services.sessions)
+        reader = _SessionReader(services)
         for resource in body.resources:
             await slices.breathe()
             try:
@@ -138,6 +139,7 @@ async def handle_incremental_alter_configs(
     services: Services, request: Request, body: IncrementalAlterConfigsRequest
 ) -> None:
     """Answer when the new settings are in ZooKeeper; the brokers apply them soon after."""
+    check_count(services, len(body.resources))
 
     async def answer() -> None:
         responses = await _alter_all(services, body.resources, body.validate_only)
@@ -148,6 +150,7 @@ async def handle_incremental_alter_configs(
 
 async def handle_alter_configs(services: Services, request: Request, body: AlterConfigsRequest) -> None:
     """Like `handle_incremental_alter_configs`, but the given settings replace all present ones."""
+    check_count(services, len(body.resources))
 
     async def answer() -> None:
         request.respond(AlterConfigsResponse(0, await _alter_all(services, body.resources, body.validate_only)))
@@ -172,9 +175,6 @@ async def _alter_all(
                 response.topic_id, response.version = error.topic_id, error.version
         responses.append(response)
     return responses
-
-
-Sessions = Callable[[], Awaitable[ZooKeeperSession]]
 
 
 # --- Reading ---------------------------------------------------------------------------------------------------
@@ -204,19 +204,20 @@ def _is_of_another(services: Services, kind: int, name: str) -> bool:
     return kind == ResourceType.BROKER and name not in ("", str(services.configs.static.broker_id))
 
 
+def _no_topic(name: str) -> BrokerError:
+    return BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
+
+
 async def _find(session: ZooKeeperSession, kind: int, name: str) -> _StoredConfigs:
     """Read a resource's settings. Raises BrokerError, ConnectionLoss, SessionExpired."""
     topic = None
     if kind == ResourceType.TOPIC:
-        problem = topic_name_problem(name)
-        if problem is not None:
-            raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
         try:
             # The id is read first: settings read after it belong to this topic, or to one with another id.
             data, _ = await session.get(znodes.topic_path(name))
             topic = znodes.decode_topic(name, data)
         except NoNode:
-            raise BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}") from None
+            raise _no_topic(name) from None
         except MalformedZnode as error:
             raise BrokerError(ErrorCode.INVALID_CONFIG, str(error)) from error
         path = znodes.topic_config_path(name)
@@ -244,23 +245,37 @@ async def _find(session: ZooKeeperSession, kind: int, name: str) -> _StoredConfi
 
 
 class _SessionReader:
-    """Reads several resources from a session that has caught up once."""
+    """Reads several resources from a session that has caught up once.
 
-    def __init__(self, configs: DynamicConfigManager, sessions: Sessions) -> None:
-        self._configs = configs
-        self._sessions = sessions
+    All requests take turns, and a topic that this broker does not know is looked for at a low rate. Otherwise a client
+    that names many topics would take ZooKeeper from the controller. (Kafka never looks, so it denies a topic of which
+    the broker has not heard yet.)"""
+
+    def __init__(self, services: Services) -> None:
+        self._configs = services.configs
+        self._metadata = services.metadata
+        self._sessions = services.sessions
+        self._turns = services.configs.turns
         self._session: ZooKeeperSession | None = None
 
-    async def find(self, kind: int, name: str) -> _StoredConfigs:
-        """Read a resource's settings, waiting for ZooKeeper if necessary. Raises BrokerError."""
+    async def find(self, kind: int, name: str, *, is_known: bool = False) -> _StoredConfigs:
+        """Read a resource's settings, waiting for ZooKeeper if necessary. `is_known`: the topic was found before.
+        Raises BrokerError."""
+        if kind == ResourceType.TOPIC:
+            problem = topic_name_problem(name)
+            if problem is not None:
+                raise BrokerError(ErrorCode.INVALID_TOPIC_EXCEPTION, problem)
+            if not is_known and self._metadata.denies(name) and not self._configs.may_look_for_topic():
+                raise _no_topic(name)
         while True:
             try:
-                if self._session is None:
-                    session = await self._sessions()
-                    await catch_up(session)
-                    await self._configs.read_broker_configs(session)
-                    self._session = session
-                return await _find(self._session, kind, name)
+                async with self._turns:
+                    if self._session is None:
+                        session = await self._sessions()
+                        await catch_up(session)
+                        await self._configs.read_broker_configs(session)
+                        self._session = session
+                    return await _find(self._session, kind, name)
             except (ConnectionLoss, SessionExpired):
                 self._session = None
                 await asyncio.sleep(RETRY_S)
@@ -420,7 +435,9 @@ async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfi
     topic_id = ""
     while True:
         try:
-            found = await _SessionReader(configs, sessions).find(given.resource_type, given.resource_name)
+            found = await _SessionReader(services).find(
+                given.resource_type, given.resource_name, is_known=bool(topic_id)
+            )
             session = await sessions()
             asked = given if isinstance(given, AlterConfigsResource) else _changes(found, given)
             if topic_id:
@@ -430,7 +447,8 @@ async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfi
                 topic_id = found.topic.topic_id
             values = _altered(services, found, asked)
             if not validate_only:
-                await session.multi(_write(found, asked.resource_name, values))
+                async with configs.turns:
+                    await session.multi(_write(found, asked.resource_name, values))
             return
         except (ConnectionLoss, SessionExpired):
             await asyncio.sleep(RETRY_S)

@@ -1,7 +1,7 @@
 """DeleteRecords: advance the start of logs, and answer when no replica that may become leader has the earlier
 records."""
 
-from minibroker.broker.handlers.services import Services, check_named_once
+from minibroker.broker.handlers.services import MOST_WAIT_MS, Services, bound_messages, check_named_once
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.delayed import DeletionStatus
 from minibroker.broker.scheduling.slices import Slices
@@ -35,11 +35,12 @@ async def handle_delete_records(services: Services, request: Request, body: Dele
 
     def respond(statuses: dict[TopicPartition, DeletionStatus]) -> None:
         topics: dict[str, list[DeleteRecordsPartitionResult]] = {}
+        bound_messages(status.response for status in statuses.values())
         for topic_partition, status in statuses.items():
             topics.setdefault(topic_partition.topic, []).append(status.response)
         results = [DeleteRecordsTopicResult(name, partitions) for name, partitions in topics.items()]
         request.respond(DeleteRecordsResponse(0, results))
 
     services.replicas.appender.await_deletions(
-        statuses, timeout_ms=max(body.timeout_ms, LEAST_TIMEOUT_MS), respond=respond
+        statuses, timeout_ms=min(max(body.timeout_ms, LEAST_TIMEOUT_MS), MOST_WAIT_MS), respond=respond
     )

@@ -5,7 +5,7 @@ from collections.abc import Callable, Iterable, Mapping
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS
 from minibroker.broker.handlers.administration import ElectionResult
-from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.services import MOST_WAIT_MS, Services, answer_later, bound_messages
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.purgatory import DelayedOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -76,7 +76,8 @@ async def _elect(services: Services, request: Request, body: ElectLeadersRequest
     if not any(outcome.leader_epoch != NO_EPOCH for outcome in outcomes.values()):
         respond(())
         return
-    operation = DelayedElectLeader(max(body.timeout_ms, 0), outcomes, services.metadata, respond)
+    timeout_ms = min(max(body.timeout_ms, 0), MOST_WAIT_MS)
+    operation = DelayedElectLeader(timeout_ms, outcomes, services.metadata, respond)
     services.topic_purgatory.try_complete_else_watch(operation, list({partition.topic for partition in outcomes}))
 
 
@@ -90,4 +91,5 @@ def _response(
             error, message = ErrorCode.REQUEST_TIMED_OUT, f"{partition} has a new leader, not known to all brokers yet"
         result = topics.setdefault(partition.topic, ElectLeadersTopicResult(partition.topic, []))
         result.partition_result.append(ElectLeadersPartitionResult(partition.partition, error, message))
+    bound_messages(result for topic in topics.values() for result in topic.partition_result)
     return ElectLeadersResponse(0, ErrorCode.NONE, list(topics.values()))

@@ -4,7 +4,7 @@ replicas between them."""
 import logging
 from collections.abc import Collection
 
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.services import Services, respond_sized
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.log import Log
@@ -24,6 +24,11 @@ from minibroker.protocol.model import TopicPartition
 
 logger = logging.getLogger("minibroker.handlers")
 
+REPLICA_BYTES = 24
+"""What a replica takes in an answer."""
+MOST_LOGGED = 10
+"""Refusals of a request that are logged one by one."""
+
 
 async def handle_describe_log_dirs(services: Services, request: Request, body: DescribeLogDirsRequest) -> None:
     wanted = None
@@ -33,18 +38,23 @@ async def handle_describe_log_dirs(services: Services, request: Request, body: D
     results = []
     for path in log_dirs.paths:
         total_bytes, usable_bytes = await log_dirs.space(path)
-        topics = await _topics(services, log_dirs.logs_in(path), wanted)
+        described_topics = await _topics(services, log_dirs.logs_in(path), wanted)
         for replica, size, lag in services.replicas.mover.futures_in(path):
             if wanted is None or replica in wanted:
                 described = DescribeLogDirsPartition(replica.partition, size, lag, is_future_key=True)
-                topics.setdefault(replica.topic, DescribeLogDirsTopic(replica.topic, [])).partitions.append(described)
+                of_topic = described_topics.setdefault(replica.topic, DescribeLogDirsTopic(replica.topic, []))
+                of_topic.partitions.append(described)
         reason = log_dirs.offline.get(path)  # read last: the directory may have failed meanwhile
         if reason is None:
-            result = DescribeLogDirsResult(ErrorCode.NONE, path, [*topics.values()], total_bytes, usable_bytes)
+            result = DescribeLogDirsResult(
+                ErrorCode.NONE, path, [*described_topics.values()], total_bytes, usable_bytes
+            )
         else:
             result = DescribeLogDirsResult(ErrorCode.KAFKA_STORAGE_ERROR, path, [], error_message=reason[:1_000])
         results.append(result)
-    request.respond(DescribeLogDirsResponse(0, ErrorCode.NONE, results))
+    topics = [topic for result in results for topic in result.topics]
+    size = sum(len(topic.name) + REPLICA_BYTES * len(topic.partitions) for topic in topics)
+    respond_sized(services, request, size, DescribeLogDirsResponse(0, ErrorCode.NONE, results))
 
 
 async def _topics(
@@ -75,14 +85,19 @@ async def handle_alter_replica_log_dirs(services: Services, request: Request, bo
     }
     results: dict[str, AlterReplicaLogDirTopicResult] = {}
     slices = Slices()
+    refusals = 0
     for (topic, index), path in wanted.items():
         code = ErrorCode.NONE
         try:
             services.replicas.mover.move(TopicPartition(topic, index), path)
         except BrokerError as error:
-            logger.warning("AlterReplicaLogDirs: %s", error)
+            refusals += 1
+            if refusals <= MOST_LOGGED:
+                logger.warning("AlterReplicaLogDirs: %s", error)
             code = error.code
         result = results.setdefault(topic, AlterReplicaLogDirTopicResult(topic, []))
         result.partitions.append(AlterReplicaLogDirPartitionResult(index, code))
         await slices.breathe()
+    if refusals > MOST_LOGGED:
+        logger.warning("AlterReplicaLogDirs: %d more replicas are refused", refusals - MOST_LOGGED)
     request.respond(AlterReplicaLogDirsResponse(0, [*results.values()]))

@@ -1,5 +1,6 @@
 """CreatePartitions: served by the controller's broker, and answered when the new partitions have leaders."""
 
+from minibroker.broker.handlers.administering.mutation_quotas import REFUSAL, Mutations
 from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS, may_change, respond_with_leaders
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
@@ -23,8 +24,16 @@ async def handle_create_partitions(services: Services, request: Request, body: C
 
 
 async def _create(services: Services, request: Request, body: CreatePartitionsRequest) -> None:
-    may = [topic for topic in body.topics if may_change(topic.name, request)]
+    wanted = [topic for topic in body.topics if may_change(topic.name, request)]
+    count = services.metadata.partition_count
+    new = {topic.name: max(0, topic.count - count(topic.name)) for topic in wanted}
+    mutations = Mutations(services, request, new, is_test=body.validate_only)
+    may = [topic for topic in wanted if topic.name not in mutations.refused]
     results = await services.administration.create_partitions(may, validate_only=body.validate_only)
+    mutations.carried_out(results)
+    results += [
+        CreatePartitionsTopicResult(name, ErrorCode.THROTTLING_QUOTA_EXCEEDED, REFUSAL) for name in mutations.refused
+    ]
     refused = dict.fromkeys(topic.name for topic in body.topics if not may_change(topic.name, request))
     results += [
         CreatePartitionsTopicResult(
@@ -34,6 +43,6 @@ async def _create(services: Services, request: Request, body: CreatePartitionsRe
     ]
 
     def respond(results: list[CreatePartitionsTopicResult]) -> None:
-        request.respond(CreatePartitionsResponse(0, results))
+        request.respond(CreatePartitionsResponse(mutations.throttle(), results))
 
     respond_with_leaders(services, body, results, _without_leaders, respond)

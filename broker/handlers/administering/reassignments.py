@@ -1,7 +1,7 @@
 """AlterPartitionReassignments and ListPartitionReassignments (KIP-455): served by the controller's broker."""
 
 from minibroker.broker.handlers.administering.topics import LEAST_TIMEOUT_MS
-from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.services import Services, answer_later, bound_messages
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
@@ -20,6 +20,7 @@ async def handle_alter_partition_reassignments(
 
     async def answer() -> None:
         results = await services.administration.alter_partition_reassignments(body.topics)
+        bound_messages(result for topic in results for result in topic.partitions)
         request.respond(AlterPartitionReassignmentsResponse(0, ErrorCode.NONE, "", results))
 
     answer_later(services, request, max(body.timeout_ms, LEAST_TIMEOUT_MS), answer)

@@ -5,11 +5,14 @@ from collections.abc import Callable
 from itertools import zip_longest
 from typing import Generic, TypeVar
 
-from minibroker.broker.handlers.services import Services, answer_later
+from minibroker.broker.handlers.administering.mutation_quotas import REFUSAL, Mutations
+from minibroker.broker.handlers.services import MOST_WAIT_MS, Services, answer_later, bound_messages
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.purgatory import DelayedOperation
+from minibroker.broker.settings.config_changes import small_segments_problem
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
+    CreatableTopic,
     CreatableTopicResult,
     CreatePartitionsRequest,
     CreatePartitionsTopicResult,
@@ -19,7 +22,7 @@ from minibroker.protocol.messages import (
     DeleteTopicsRequest,
     DeleteTopicsResponse,
 )
-from minibroker.protocol.model import ANONYMOUS, INTERNAL_TOPICS
+from minibroker.protocol.model import INTERNAL_TOPICS
 
 LEAST_TIMEOUT_MS = 1_000
 """The minimum time for the controller: a request that does not wait for leaders still waits for the outcome."""
@@ -28,7 +31,7 @@ LEAST_TIMEOUT_MS = 1_000
 def may_change(topic: str, request: Request) -> bool:
     """Return whether the sender may create, change or delete a topic of that name."""
     # a name that differs from an internal topic's by a dot alone would prevent that topic's creation
-    return topic.replace(".", "_") not in INTERNAL_TOPICS or request.principal != ANONYMOUS
+    return topic.replace(".", "_") not in INTERNAL_TOPICS or request.principal.broker_id is not None
 
 
 Result = TypeVar("Result", CreatableTopicResult, CreatePartitionsTopicResult)
@@ -79,7 +82,8 @@ def respond_with_leaders(
         respond(results)
         return
     has_leaders = services.metadata.has_leaders
-    operation = DelayedCreatePartitions(max(body.timeout_ms, 0), results, has_leaders, describe, respond)
+    timeout_ms = min(max(body.timeout_ms, 0), MOST_WAIT_MS)
+    operation = DelayedCreatePartitions(timeout_ms, results, has_leaders, describe, respond)
     services.topic_purgatory.try_complete_else_watch(operation, changed)
 
 
@@ -94,21 +98,45 @@ async def handle_create_topics(services: Services, request: Request, body: Creat
 
 async def _create(services: Services, request: Request, body: CreateTopicsRequest) -> None:
     may = [topic for topic in body.topics if may_change(topic.name, request)]
+    refused: list[CreatableTopicResult] = []
+    if request.principal.broker_id is None:
+        for topic in may:
+            given = {config.name: config.value for config in topic.configs}
+            problem = small_segments_problem(given, services.configs.config)
+            if problem is not None:
+                refused.append(CreatableTopicResult(topic.name, "", ErrorCode.INVALID_CONFIG, problem))
+        names = {result.name for result in refused}
+        may = [topic for topic in may if topic.name not in names]
+    mutations = Mutations(
+        services, request, {topic.name: _partitions(services, topic) for topic in may}, is_test=body.validate_only
+    )
+    may = [topic for topic in may if topic.name not in mutations.refused]
     results = await services.administration.create_topics(
         may, validate_only=body.validate_only, controller_epoch=body.controller_epoch
     )
+    mutations.carried_out(results)
+    results += [
+        CreatableTopicResult(name, "", ErrorCode.THROTTLING_QUOTA_EXCEEDED, REFUSAL) for name in mutations.refused
+    ]
     results += [
         CreatableTopicResult(topic.name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(topic.name))
         for topic in body.topics
         if not may_change(topic.name, request)
     ]
+    results += refused
     # the results for a repeated name are equal
     results = list({result.name: result for result in results}.values())
 
     def respond(results: list[CreatableTopicResult]) -> None:
-        request.respond(CreateTopicsResponse(0, results))
+        request.respond(CreateTopicsResponse(mutations.throttle(), results))
 
     respond_with_leaders(services, body, results, _without_leaders, respond)
+
+
+def _partitions(services: Services, topic: CreatableTopic) -> int:
+    if topic.assignments:
+        return len(topic.assignments)
+    return services.configs.config.num_partitions if topic.num_partitions == -1 else max(0, topic.num_partitions)
 
 
 async def handle_delete_topics(services: Services, request: Request, body: DeleteTopicsRequest) -> None:
@@ -133,7 +161,13 @@ async def _delete(services: Services, request: Request, body: DeleteTopicsReques
         else:
             topics[name] = topic_id
     may = {name: topic_id for name, topic_id in topics.items() if may_change(name, request)}
-    results = await services.administration.delete_topics(may)
+    mutations = Mutations(
+        services, request, {name: services.metadata.partition_count(name) for name in may}, is_test=False
+    )
+    results = await services.administration.delete_topics(
+        {name: topic_id for name, topic_id in may.items() if name not in mutations.refused}
+    )
+    mutations.carried_out(results)
     doomed = {result.name: result.topic_id for result in results if not result.error_code}
     try:
         async with asyncio.timeout_at(waits_until):
@@ -148,7 +182,13 @@ async def _delete(services: Services, request: Request, body: DeleteTopicsReques
         DeletableTopicResult(name, "", ErrorCode.INVALID_TOPIC_EXCEPTION, _brokers_own(name))
         for name in topics.keys() - may.keys()
     ]
-    request.respond(DeleteTopicsResponse(0, results + unknown))
+    results += [
+        DeletableTopicResult(name, topics[name], ErrorCode.THROTTLING_QUOTA_EXCEEDED, REFUSAL)
+        for name in mutations.refused
+    ]
+    results += unknown
+    bound_messages(results)
+    request.respond(DeleteTopicsResponse(mutations.throttle(), results))
 
 
 def _brokers_own(topic: str) -> str:

@@ -53,6 +53,7 @@ def apply_fetched(partition: Partition, response: FetchPartitionResponse) -> Fet
         log.append_as_follower(response.records, partition.leader_epoch)
         partition.traffic.replication_bytes_in += len(response.records)
     partition.high_watermark = max(partition.high_watermark, min(response.high_watermark, log.log_end_offset))
+    log.forget_replicated(partition.high_watermark)
     log.move_log_start_offset(min(response.log_start_offset, partition.high_watermark))
     return Fetched(appended=appended)
 

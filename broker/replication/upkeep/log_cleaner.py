@@ -92,7 +92,7 @@ class LogCleaner:
         enough, or none of those could be compacted."""
         found: list[tuple[Partition, Candidate]] = []
         for partition in list(self._partitions.values()):
-            candidate = self._candidate(partition, partition.high_watermark)
+            candidate = self._candidate(partition, partition.last_stable_offset)
             if candidate is not None:
                 found.append((partition, candidate))
         while (chosen := dirtiest(candidate for _, candidate in found)) is not None:
@@ -115,10 +115,10 @@ class LogCleaner:
 
     async def _what_may_go(self, partition: Partition) -> Cleanable | None:
         """Return the candidate by the present settings. None: there is none, or the settings cannot be read."""
-        limit = partition.high_watermark  # the settings that were read may not apply to later records
+        limit = partition.last_stable_offset  # the settings that were read may not apply to later records
         if not await self._with_present_settings([partition]):
             return None
-        candidate = self._candidate(partition, min(limit, partition.high_watermark))
+        candidate = self._candidate(partition, min(limit, partition.last_stable_offset))
         return None if candidate is None or dirtiest([candidate]) is None else candidate.cleanable
 
     async def _compact(self, log: Log, what: Cleanable) -> bool:

@@ -10,7 +10,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Sequence
 from typing import NamedTuple
 
-from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.indexes.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.retention import SegmentExtent
 
 

@@ -11,7 +11,13 @@ What stays, and why:
   used the age of a file). A wall clock may be set, and set right again, so two clocks count (`Now`); only across a
   start of the broker there is the wall clock alone. Batches after the end of the pass get none, since the records that
   their tombstones delete are still there.
-- Control batches: readers of transactions need them.
+- Records of an aborted transaction go, whatever their keys. A pass ends below the last stable offset, so every
+  transaction in it is decided.
+- A transaction's marker stays as long as a batch of that transaction does, or whoever reads the log, recovery included,
+  would take the transaction for open. Then it gets a time, as tombstones do: a reader that has begun to skip an aborted
+  transaction must find its end. An abort leaves the index together with its marker: readers skip a listed producer up
+  to its next marker, which would be that of a later transaction. The last marker of a producer that the log knows stays
+  as well, since it has the producer's epoch.
 - The first batch of each leader epoch, emptied if need be: a log that is copied, or recovered, learns from it where the
   epoch begins, and tells deposed leaders by that where to cut off what was never acknowledged (KIP-101).
 - Of each producer that the log knows its last five batches, emptied if need be: a repetition must be recognised also by
@@ -36,7 +42,8 @@ from typing import NamedTuple
 
 from minibroker.broker.storage.compaction.key_map import KeyMap
 from minibroker.broker.storage.compaction.swap import CLEANED_SUFFIX
-from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.indexes.aborted_index import AbortedTransactions
+from minibroker.broker.storage.indexes.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.segment import Appended, Segment
 from minibroker.protocol.errors import MinibrokerError
@@ -100,10 +107,13 @@ class Compaction:
         end: int,
         key_map: KeyMap,
         producer_ids: frozenset[int],
+        aborted: AbortedTransactions,
+        has_whole_log: bool,
         index_interval_bytes: int,
         delete_retention_ms: int,
     ) -> None:
-        """`sources` end at `end` or later, and `key_map` is empty."""
+        """`sources` end at `end` or later, and `key_map` is empty. `aborted`: all transactions whose markers are in the
+        log. `has_whole_log`: `sources` begin with the log's first segment; if not, no marker goes."""
         self.end = first_dirty
         """The offset below which the log is clean after this pass. `read_keys` sets it: to `end`, or to less if the map
         is full."""
@@ -118,7 +128,13 @@ class Compaction:
         self._key_map = key_map
         self._producer_ids = producer_ids
         self._needed: frozenset[int] = frozenset()
-        """The last offsets of producers' last batches, and of the first ones of leader epochs."""
+        """The last offsets of producers' last batches and markers, and of the first batches of leader epochs."""
+        self._aborted = aborted
+        self._has_whole_log = has_whole_log
+        self._unended: set[int] = set()
+        """The producers with a transactional batch that stays, and whose marker has not come yet."""
+        self.dropped_markers: set[int] = set()
+        """The offsets of the markers that did not stay."""
         self._index_interval_bytes = index_interval_bytes
         self._delete_retention_ms = delete_retention_ms
 
@@ -136,7 +152,7 @@ class Compaction:
             for header, data in _batches(self._disk, source):
                 if header.last_offset < self._first_dirty:
                     continue
-                if header.records_count and not header.is_control:
+                if header.records_count and not header.is_control and not self._aborted.includes(header):
                     batch = _decoded(data, header)
                     if batch is not None and batch.keys is not None:
                         if not self._key_map.has_room_for(batch.count):
@@ -156,6 +172,7 @@ class Compaction:
         """After the keys."""
         last_batches = ProducerState()
         epoch, first_of_epochs = NO_LEADER_EPOCH, set[int]()
+        last_markers: dict[int, int] = {}
         for source in self._sources:
             for header, read in _headers(self._disk, source):
                 if header.base_offset >= self.end:
@@ -165,10 +182,12 @@ class Compaction:
                     first_of_epochs.add(header.last_offset)
                 if header.producer_id in self._producer_ids:
                     last_batches.update(header, header.base_offset, 0)
+                    if header.is_control:
+                        last_markers[header.producer_id] = header.last_offset
                 if read:
                     yield read
         of_producers = {batch.last_offset for _, producer in last_batches.capture() for batch in producer.batches}
-        self._needed = frozenset(first_of_epochs | of_producers)
+        self._needed = frozenset(first_of_epochs.union(of_producers, last_markers.values()))
 
     # -- 3: each group of segments --
 
@@ -217,17 +236,45 @@ class Compaction:
 
     def _kept(self, header: BatchHeader, data: bytes, is_last: bool, now: Now) -> bytes | bytearray | None:
         """Return the rest of a batch: `data` itself if everything stays, None if nothing does."""
-        if header.base_offset >= self.end or header.is_control:
+        if header.base_offset >= self.end:
             return data
         is_needed = is_last or header.last_offset in self._needed
+        if header.is_control:
+            return self._kept_marker(header, data, is_needed, now)
+        kept = self._kept_records(header, data, is_needed, now)
+        if header.is_transactional and kept is not None:
+            self._unended.add(header.producer_id)
+        return kept
+
+    def _kept_marker(self, header: BatchHeader, data: bytes, is_needed: bool, now: Now) -> bytes | bytearray | None:
+        has_batches = header.producer_id in self._unended
+        self._unended.discard(header.producer_id)
+        if has_batches or is_needed or not self._has_whole_log:
+            return data
+        horizon_ms = self._horizon_ms(header)
+        if horizon_ms is not None:
+            if horizon_ms > now.earliest_ms:
+                return data
+            self.dropped_markers.add(header.last_offset)
+            return None
+        batch = _decoded(data, header)
+        written = None if batch is None else _written(batch, [0], now.latest_ms + self._delete_retention_ms)
+        return data if written is None else _in_place(written)
+
+    def _horizon_ms(self, header: BatchHeader) -> int | None:
+        """From when on the batch's tombstones, or the marker, may go. A batch copied from a replica that has compacted
+        it carries that replica's time, set when its own log was clean."""
+        return header.delete_horizon_ms if header.base_offset < self._first_dirty else None
+
+    def _kept_records(self, header: BatchHeader, data: bytes, is_needed: bool, now: Now) -> bytes | bytearray | None:
         if not header.records_count:
             return data if is_needed else None
+        if self._aborted.includes(header):
+            return _in_place(without_records(header)) if is_needed else None
         batch = _decoded(data, header)
         if batch is None:
             return data
-        # A batch copied from a replica that has compacted it carries that replica's time, set when its own log was
-        # clean.
-        horizon_ms = header.delete_horizon_ms if header.base_offset < self._first_dirty else None
+        horizon_ms = self._horizon_ms(header)
         tombstones_go = horizon_ms is not None and horizon_ms <= now.earliest_ms
         keys, values = batch.keys, batch.values
         if keys is None:

@@ -7,10 +7,11 @@ not the rename of another, or even half of a rename (the old name gone, the new 
 The choice: **one small file, the marker, says that a swap is under way, and no file that may be needed is removed
 before its replacement is on disk.** For a segment with base offset B that replaces those from B to E:
 
-1. `B.log.cleaned` is written and synced. No reader and no restart has anything to do with it.
+1. `B.log.cleaned` is written and synced, and `B.txnindex.cleaned`, with the aborted transactions of all of them, if
+   there are any, or were before. No reader and no restart has anything to do with them.
 2. The marker `B.swap` is written, atomically: "E". From now on a restart goes forward.
-3. B's index files are removed, since they are of the old segment; `B.log.cleaned` is renamed to `B.log`; the directory
-   is synced.
+3. B's offset and time index are removed, since they are of the old segment; the cleaned files are renamed to `B.log`
+   and `B.txnindex`; the directory is synced. (A missing `B.txnindex` would mean that no transaction was aborted.)
 4. The other segments below E are removed, with their indexes; the directory is synced.
 5. B's new index files are written.
 6. The marker is removed; the directory is synced.
@@ -35,7 +36,8 @@ from collections.abc import Sequence
 from contextlib import suppress
 
 from minibroker.broker.storage.checkpoints import MalformedFile, sealed, unsealed
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
+from minibroker.broker.storage.indexes import aborted_index
+from minibroker.broker.storage.indexes.index import OFFSET_INDEX, TIME_INDEX
 from minibroker.broker.storage.segment import LOG_SUFFIX, IndexWrite, Segment, file_name, parse_file_name
 from minibroker.protocol.world import Disk
 
@@ -56,6 +58,8 @@ class Swap:
         self._base = segment.base_offset
         self._end_offset = end_offset
         self._others = [old.base_offset for old in replaced[1:]]
+        self._aborted = segment.aborted.encode()
+        segment.aborted.all_stored()
         self._index_writes: list[IndexWrite] = segment.index_writes()
         self._running = threading.Lock()
         self._is_done = False
@@ -67,6 +71,8 @@ class Swap:
             if self._is_done:
                 return
             disk, directory, base = self._disk, self._directory, self._base
+            if self._aborted or disk.exists(_aborted(directory, base)):
+                disk.write_atomically(_aborted(directory, base) + CLEANED_SUFFIX, self._aborted)
             disk.write_atomically(_marker(directory, base), encode_marker(self._end_offset))
             _name_the_cleaned(disk, directory, base)
             _remove_segments(disk, directory, self._others)
@@ -126,16 +132,18 @@ def decode_marker(path: str, data: bytes) -> int:
 
 def _name_the_cleaned(disk: Disk, directory: str, base: int) -> None:
     _remove_indexes(disk, directory, base)
-    with suppress(FileNotFoundError):  # it has its name already
-        disk.rename(_log(directory, base) + CLEANED_SUFFIX, _log(directory, base))
+    for path in (_log(directory, base), _aborted(directory, base)):
+        with suppress(FileNotFoundError):  # it has its name already
+            disk.rename(path + CLEANED_SUFFIX, path)
     disk.sync_directory(directory)
 
 
 def _remove_segments(disk: Disk, directory: str, bases: Sequence[int]) -> None:
     for base in bases:
         _remove_indexes(disk, directory, base)
-        with suppress(FileNotFoundError):
-            disk.remove(_log(directory, base))
+        for path in (_aborted(directory, base), _log(directory, base)):
+            with suppress(FileNotFoundError):
+                disk.remove(path)
     disk.sync_directory(directory)
 
 
@@ -162,3 +170,7 @@ def _marker(directory: str, base: int) -> str:
 
 def _log(directory: str, base: int) -> str:
     return f"{directory}/{file_name(base, LOG_SUFFIX)}"
+
+
+def _aborted(directory: str, base: int) -> str:
+    return f"{directory}/{file_name(base, aborted_index.SUFFIX)}"

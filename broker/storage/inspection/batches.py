@@ -16,12 +16,15 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import BinaryIO, NamedTuple
 
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
+from minibroker.broker.storage.indexes import aborted_index
+from minibroker.broker.storage.indexes.aborted_index import AbortedIndex, AbortedTransaction
+from minibroker.broker.storage.indexes.index import OFFSET_INDEX, TIME_INDEX, Layout, SparseIndex
 from minibroker.broker.storage.recovery.recovery import PAGE_BYTES
 from minibroker.broker.storage.segment import LOG_SUFFIX, parse_file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
 from minibroker.protocol.records import (
     HEADER_SIZE,
+    LIMIT,
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
     MAX_BATCH_BYTES,
@@ -32,7 +35,14 @@ from minibroker.protocol.records import (
     validate_batch,
 )
 
-SUFFIXES = (LOG_SUFFIX, OFFSET_INDEX.suffix, TIME_INDEX.suffix, SNAPSHOT_SUFFIX, TOLD_SUFFIX)
+SUFFIXES = (
+    LOG_SUFFIX,
+    OFFSET_INDEX.suffix,
+    TIME_INDEX.suffix,
+    aborted_index.SUFFIX,
+    SNAPSHOT_SUFFIX,
+    TOLD_SUFFIX,
+)
 
 _MAGIC_POSITION = 16
 _MAGICS = re.compile(b"[%c%c]" % (MAGIC_RECORDS, MAGIC_COLUMNS))
@@ -124,3 +134,8 @@ def read_index(path: Path, layout: Layout) -> list[tuple[int, int]]:
     """The entries of an index: relative offset and position, or timestamp and relative offset. Raises InvalidIndex."""
     SparseIndex.decode(layout, data := path.read_bytes())
     return list(layout.entry.iter_unpack(data))
+
+
+def read_aborted(path: Path) -> list[AbortedTransaction]:
+    """The entries of an index of aborted transactions. Raises InvalidIndex."""
+    return list(AbortedIndex.decode(path.read_bytes(), LIMIT))

@@ -35,14 +35,24 @@ from minibroker.broker.storage.checkpoints import (
 )
 from minibroker.broker.storage.compaction.swap import SWAP_SUFFIX
 from minibroker.broker.storage.directory import partition_of
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout
-from minibroker.broker.storage.inspection.batches import BadBytes, Batch, base_offset_of, read_index, scan
+from minibroker.broker.storage.indexes import aborted_index
+from minibroker.broker.storage.indexes.aborted_index import AbortedTransaction
+from minibroker.broker.storage.indexes.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout
+from minibroker.broker.storage.inspection.aborted import AbortedComparison, Transactions
+from minibroker.broker.storage.inspection.batches import (
+    BadBytes,
+    Batch,
+    base_offset_of,
+    read_aborted,
+    read_index,
+    scan,
+)
 from minibroker.broker.storage.producer_state import InvalidSnapshot, decode_snapshot
 from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, decode_continuity
 from minibroker.broker.storage.segment import LOG_SUFFIX, file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX, TOLD_SUFFIX
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.protocol.records import CorruptRecord, decode_batch, decode_control_batch
+from minibroker.protocol.records import ControlType, CorruptRecord, decode_batch, decode_control_batch
 
 _EVERY = 1 << 62
 
@@ -214,7 +224,7 @@ def verify_partition(directory: Path, known: Checkpointed) -> PartitionReport:
         if parsed := base_offset_of(child.name):
             names.setdefault(parsed[1], []).append(parsed[0])
     bases = names.get(LOG_SUFFIX, [])
-    walk = _Walk(directory, known, bases[0] if bases else 0)
+    walk = _Walk.from_offset(directory, known, bases[0] if bases else 0)
     if markers := sorted(directory.glob(f"*{SWAP_SUFFIX}")):
         problem = "compacted segments were being swapped in; the next start goes on with that, verify after it"
         walk.findings.append(Finding(file=str(markers[0]), problem=problem))
@@ -237,7 +247,7 @@ def verify_segment(path: Path, known: Checkpointed) -> PartitionReport:
     """One segment with its indexes, whatever is in the others. `known` is said of its partition. Raises OSError."""
     base = int(path.stem)
     later = (int(child.stem) for child in path.parent.glob(f"*{LOG_SUFFIX}") if base_offset_of(child.name))
-    walk = _Walk(path.parent, known, base)
+    walk = _Walk.from_offset(path.parent, known, base)
     walk.segment(base, min((other for other in later if other > base), default=None))
     walk.tell_of_unclear_gaps()
     return walk.report(path, 1, base)
@@ -258,6 +268,7 @@ class _Walk:
     known: Checkpointed
     next_offset: int
     """The offset at which the next batch should begin."""
+    transactions: Transactions
     leader_epoch: int = NO_EPOCH
     batches: int = 0
     records: int = 0
@@ -267,6 +278,10 @@ class _Walk:
     unclear_gaps: list[_Gap] = field(default_factory=list)
     """Legal if the topic is or was compacted, and that is not known."""
     findings: list[Finding] = field(default_factory=list)
+
+    @classmethod
+    def from_offset(cls, directory: Path, known: Checkpointed, base: int) -> _Walk:
+        return cls(directory, known, base, Transactions(base, is_whole=known.is_compacted is False))
 
     @property
     def relied_upon(self) -> int:
@@ -292,6 +307,7 @@ class _Walk:
             self._gap(path, 0, base, f"the segment before ends at {self.next_offset}, and this one begins at {base}")
             self.next_offset = base
         indexes = _Indexes(self, base, is_active=next_base is None)
+        aborted = AbortedComparison(self.transactions, self._read_aborted(base))
         bad: BadBytes | None = None
         for part in scan(path):
             if isinstance(part, BadBytes):
@@ -300,16 +316,32 @@ class _Walk:
             if bad is not None:
                 self._bad_bytes(path, bad, part.header.base_offset)
                 indexes.bad_bytes(bad, self.next_offset, part.header.base_offset)
+                aborted.bad_bytes(self.next_offset, part.header.base_offset)
                 self.next_offset = max(self.next_offset, part.header.base_offset)
                 bad = None
-            self._batch(path, part, next_base)
+            marker = self._batch(path, part, next_base)
             indexes.batch(part)
+            aborted.batch(part.header, marker)
         if bad is not None:
             self._bad_bytes(path, bad, next_base)
             indexes.bad_bytes(bad, self.next_offset, next_base)
+            aborted.bad_bytes(self.next_offset, next_base)
             if next_base is not None:
                 self.next_offset = next_base
         indexes.end()
+        self.findings += [
+            Finding(file=str(self.directory / file_name(base, aborted_index.SUFFIX)), problem=problem)
+            for problem in aborted.problems(below=self.relied_upon)
+        ]
+
+    def _read_aborted(self, base: int) -> list[AbortedTransaction] | None:
+        path = self.directory / file_name(base, aborted_index.SUFFIX)
+        try:
+            return read_aborted(path) if path.exists() else []
+        except InvalidIndex as error:
+            problem = f"not an index: {error}; the next start builds it again from the batches"
+            self.findings.append(Finding(file=str(path), problem=problem))
+            return None
 
     def _bad_bytes(self, path: Path, bad: BadBytes, goes_on_at: int | None) -> None:
         if goes_on_at is not None:
@@ -333,7 +365,8 @@ class _Walk:
             Finding(file=str(path), problem=problem, position=position, offset=offset, costs_records=True)
         )
 
-    def _batch(self, path: Path, batch: Batch, next_base: int | None) -> None:
+    def _batch(self, path: Path, batch: Batch, next_base: int | None) -> ControlType | None:
+        """Return the type of the marker, if the batch is one."""
         header, position = batch.header, batch.position
         first, last = header.base_offset, header.last_offset
         if first > self.next_offset and self.known.is_compacted is None:
@@ -348,9 +381,10 @@ class _Walk:
         elif header.partition_leader_epoch > self.leader_epoch:
             self.leader_epoch = header.partition_leader_epoch
             self.epoch_starts.append(EpochEntry(self.leader_epoch, first))
+        marker: ControlType | None = None
         try:
             if header.is_control:
-                decode_control_batch(batch.data, header)
+                marker = decode_control_batch(batch.data, header).type
             else:
                 decode_batch(batch.data, header, check_crc=False)
         except CorruptRecord as error:
@@ -358,6 +392,7 @@ class _Walk:
         self.batches += 1
         self.records += header.records_count
         self.next_offset = max(self.next_offset, last + 1)
+        return marker
 
     def tell_of_unclear_gaps(self) -> None:
         """All in one finding."""

@@ -27,6 +27,7 @@ below the recovery point, which no crash explains, nothing is touched and the re
 
 from __future__ import annotations
 
+import logging
 from collections.abc import Callable, Iterator
 from typing import NamedTuple
 
@@ -37,7 +38,9 @@ from minibroker.broker.storage.checkpoints import (
     decode_epochs,
 )
 from minibroker.broker.storage.compaction.swap import finish_swap
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX
+from minibroker.broker.storage.indexes import aborted_index
+from minibroker.broker.storage.indexes.aborted_index import AbortedIndex, AbortedTransaction
+from minibroker.broker.storage.indexes.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex
 from minibroker.broker.storage.leader_epochs import LeaderEpochCache
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.recovery.recovery_progress import LogProgress
@@ -53,6 +56,7 @@ from minibroker.broker.storage.snapshots import (
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import (
     HEADER_SIZE,
+    LIMIT,
     MAX_BATCH_BYTES,
     NO_LEADER_EPOCH,
     BatchHeader,
@@ -63,6 +67,8 @@ from minibroker.protocol.records import (
     validate_pieces,
 )
 from minibroker.protocol.world import Disk
+
+logger = logging.getLogger("minibroker.storage")
 
 _SCAN_BYTES = 1024 * 1024
 PAGE_BYTES = 4096
@@ -213,6 +219,7 @@ def recover(
     recovery_point: int,
     clean: bool,
     log_start_offset: int | None,
+    high_watermark: int = LIMIT,
     index_interval_bytes: int,
     now_ms: int,
     before_loss: Callable[[str, bool], None] = lambda reason, was_flushed: None,
@@ -223,8 +230,9 @@ def recover(
     `recovery_point` is the checkpoint's, 0 if it has none; `clean`: the broker stopped cleanly, so all of the log is on
     disk, unless it extends past that point: then it could not be opened, or was set aside, before the stop. A directory
     without segments becomes an empty log that begins at `log_start_offset`; None: not known, and the log begins where
-    its first segment does. `before_loss` is called before anything is cut that is more than an incomplete last batch,
-    since afterwards nothing shows it: with the reason, and whether the missing records had been flushed for certain.
+    its first segment does. `high_watermark`: the checkpoint's. `before_loss` is called before anything is cut that is
+    more than an incomplete last batch, since afterwards nothing shows it: with the reason, and whether the missing
+    records had been flushed for certain.
     `progress`, as `to_be_read` returns it, is told how far this is. A swap of compacted segments that was under way is
     carried out first. Raises DamagedLog, CorruptRecord and MalformedFile (damage below the recovery point), OSError.
     """
@@ -239,6 +247,7 @@ def recover(
             recovery_point,
             clean,
             log_start_offset or 0,
+            high_watermark,
             index_interval_bytes,
             now_ms,
             before_loss,
@@ -272,6 +281,7 @@ def _recover(
     recovery_point: int,
     clean: bool,
     log_start_offset: int,
+    high_watermark: int,
     index_interval_bytes: int,
     now_ms: int,
     before_loss: Callable[[str, bool], None],
@@ -360,8 +370,18 @@ def _recover(
         snapshots = drop_snapshots_above(disk, directory, snapshots, believed)
         # Snapshots of another log, or left by an interrupted removal of old segments.
         snapshots = drop_snapshots_below(disk, directory, snapshots, segments[0].base_offset)
-        producers, snapshot_offset = load_producers(disk, directory, snapshots, segments[0].base_offset)
-        replay(segments, min(snapshot_offset, epochs_end), end_offset, producers, snapshot_offset, epochs, now_ms)
+        aborted_from = _load_aborted(segments, believed)
+        believable = [] if aborted_from < believed else snapshots
+        producers, snapshot_offset = load_producers(disk, directory, believable, segments[0].base_offset)
+        if snapshot_offset > high_watermark and producers.has_transactions:
+            # Which markers are not replicated yet is in no snapshot.
+            replicated = [offset for offset in believable if offset <= high_watermark]
+            producers, snapshot_offset = load_producers(disk, directory, replicated, segments[0].base_offset)
+        start = min(snapshot_offset, epochs_end)
+        replay(segments, start, end_offset, producers, snapshot_offset, epochs, now_ms, aborted_from)
+        if aborted_from < believed:
+            for segment in segments:
+                segment.store_aborted()
     except BaseException:
         for segment in segments:
             segment.close()
@@ -423,7 +443,7 @@ def _tidy(disk: Disk, directory: str) -> tuple[list[int], list[int]]:
         elif name.endswith(".tmp"):
             disk.remove(f"{directory}/{name}")
     bases = found.get(LOG_SUFFIX, [])
-    for suffix in (OFFSET_INDEX.suffix, TIME_INDEX.suffix):
+    for suffix in (OFFSET_INDEX.suffix, TIME_INDEX.suffix, aborted_index.SUFFIX):
         for base in found.get(suffix, []):
             if base not in bases:
                 disk.remove(f"{directory}/{file_name(base, suffix)}")
@@ -444,6 +464,21 @@ def _load_epochs(disk: Disk, directory: str, believed: int) -> tuple[LeaderEpoch
     return epochs, believed
 
 
+def _load_aborted(segments: list[Segment], believed: int) -> int:
+    """Load the aborted transactions. Return the offset from which on they must be taken from the batches."""
+    ends = [*(segment.base_offset for segment in segments[1:]), believed]
+    try:
+        for segment, end in zip(segments, ends, strict=True):
+            segment.load_aborted(min(end, believed))
+    except InvalidIndex as error:
+        logger.warning("%s: %s; building the aborted transactions again from the whole log", segment.path, error)
+        for segment in segments:
+            segment.aborted = AbortedIndex()
+            segment.aborted.in_step = False
+        return 0
+    return believed
+
+
 def replay(
     segments: list[Segment],
     start: int,
@@ -452,14 +487,19 @@ def replay(
     producers_start: int,
     epochs: LeaderEpochCache | None,
     now_ms: int,
+    aborted_from: int = LIMIT,
 ) -> None:
-    """Bring producer state and leader epochs up to the log's `end` from batch headers."""
+    """Bring producer state and leader epochs up to the log's `end` from batch headers, and aborted transactions whose
+    markers are at `aborted_from` or later."""
     for index, segment in enumerate(segments):
         segment_end = segments[index + 1].base_offset if index + 1 < len(segments) else end
         if segment_end <= start:
             continue
-        for _, header in segment.walk(segment.locate(start), segment.size):
+        for position, header in segment.walk(segment.locate(start), segment.size):
             if header.has_producer_id and header.base_offset >= producers_start:
-                producers.update(header, header.base_offset, now_ms)
+                marker = segment.marker_at(position, header) if header.is_control else None
+                ended = producers.update(header, header.base_offset, now_ms, marker)
+                if ended is not None and ended.is_aborted and ended.last_offset >= aborted_from:
+                    segment.aborted.append(AbortedTransaction.of(ended))
             if epochs is not None and header.last_offset >= start and header.partition_leader_epoch > epochs.latest:
                 epochs.assign(header.partition_leader_epoch, header.base_offset)

@@ -15,6 +15,7 @@ import typer
 
 from minibroker.client.cli.bench.report import print_figures
 from minibroker.client.cli.bench.values import ContentCheck, ContentVerdict
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -88,7 +89,7 @@ async def _consume(bootstrap: str, topic: str, by: By) -> tuple[Timed, ContentVe
 
 
 def _open_consumer(bootstrap: str, partitions: list[TopicPartition]) -> Consumer:
-    return Consumer(bootstrap, partitions=partitions, client_id="minibroker-cli")
+    return Consumer(bootstrap, partitions=partitions, client_id="minibroker-cli", **security.chosen())
 
 
 async def _timed(consumer: Consumer, by: By, expected: int) -> Timed:

@@ -27,6 +27,7 @@ from minibroker.client.cli.bench.report import percentile
 from minibroker.client.cli.bench.topic import PartitionsOption, ReplicationFactorOption, ensure_topic
 from minibroker.client.cli.bench.values import Values
 from minibroker.client.cli.records.produce import Acks, AcksOption, Codec, CompressionOption, open_producer
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
@@ -130,7 +131,11 @@ class Measurement:
         assigned = [TopicPartition(topic, p.partition) for p in description.partitions]
         async with (
             Consumer(
-                bootstrap, partitions=assigned, auto_offset_reset="latest", client_id="minibroker-cli"
+                bootstrap,
+                partitions=assigned,
+                auto_offset_reset="latest",
+                client_id="minibroker-cli",
+                **security.chosen(),
             ) as consumer,
             open_producer(bootstrap, acks, compression) as producer,
         ):

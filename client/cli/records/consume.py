@@ -5,13 +5,14 @@ from __future__ import annotations
 import asyncio
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Literal
 
 import typer
 
 from minibroker.client.cli.records.consume_group import consume_group
 from minibroker.client.cli.records.record_format import Formatter, formatter
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import (
     API_TIMEOUT_MS,
     DEFAULT_DATA,
@@ -36,6 +37,7 @@ from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partition
 from minibroker.client.fetching.records import ConsumerBatch
+from minibroker.client.settings import IsolationLevel
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
@@ -75,6 +77,13 @@ def consume(
     exit_at_end: Annotated[
         bool, typer.Option("--exit-at-end", help="Stop at the current end of each partition.")
     ] = False,
+    isolation_level: Annotated[
+        IsolationLevel,
+        typer.Option(
+            "--isolation-level",
+            help="read_committed leaves out the records of aborted transactions, and reads up to the oldest open one.",
+        ),
+    ] = "read_uncommitted",
     output: Annotated[
         str | None,
         typer.Option(
@@ -101,10 +110,14 @@ def consume(
     servers = bootstrap_servers(bootstrap, data)
     if group is not None:
         reset: Literal["earliest", "latest"] = "earliest" if position is Edge.BEGINNING else "latest"
-        consumed = run_until_terminated(_consume_group(servers, names, group, reset, count, exit_at_end, print_as))
+        consumed = run_until_terminated(
+            _consume_group(servers, names, group, reset, isolation_level, count, exit_at_end, print_as)
+        )
         note(f"{consumed} {plural(consumed, 'record')}")
         return
-    consumed = run_until_terminated(_consume(servers, names, position, partition, count, exit_at_end, print_as))
+    consumed = run_until_terminated(
+        _consume(servers, names, position, partition, isolation_level, count, exit_at_end, print_as)
+    )
     note(f"{consumed} {plural(consumed, 'record')}")
 
 
@@ -125,6 +138,7 @@ async def _consume_group(
     topics: Sequence[str],
     group: str,
     reset: Literal["earliest", "latest"],
+    level: IsolationLevel,
     count: int | None,
     exit_at_end: bool,
     print_as: Formatter,
@@ -135,6 +149,7 @@ async def _consume_group(
         topics,
         group,
         reset,
+        level,
         count,
         exit_at_end,
         lambda batch, limit: _print(batch, print_as, limit),
@@ -147,6 +162,7 @@ async def _consume(
     topics: Sequence[str],
     start: StartPosition,
     numbers: list[int] | None,
+    level: IsolationLevel,
     count: int | None,
     exit_at_end: bool,
     print_as: Formatter,
@@ -157,8 +173,10 @@ async def _consume(
         bootstrap,
         partitions=partitions,
         auto_offset_reset=reset,
+        isolation_level=level,
         client_id="minibroker-cli",
         default_api_timeout_ms=API_TIMEOUT_MS,
+        **security.chosen(),
     ) as consumer:
         ends = await consumer.end_offsets(partitions) if exit_at_end else {}
         await _seek(consumer, partitions, start)
@@ -192,7 +210,24 @@ async def _consume(
         except asyncio.CancelledError:
             note(f"{consumed} {plural(consumed, 'record')}")
             raise
+    if exit_at_end and level == "read_committed" and consumed != count:
+        await _note_open_transactions(bootstrap, ends)
     return consumed
+
+
+async def _note_open_transactions(bootstrap: str, ends: Mapping[TopicPartition, int]) -> None:
+    """Say on stderr where an open transaction was the end."""
+    async with open_admin(bootstrap) as admin:
+        asked: dict[TopicPartition, Literal["latest"]] = dict.fromkeys(ends, "latest")
+        stable = await admin.list_offsets(asked, isolation_level="read_committed")
+        latest = await admin.list_offsets(asked)
+    for partition, end in ends.items():
+        last_stable, high_watermark = stable[partition], latest[partition]
+        if last_stable and high_watermark and last_stable.offset == end < high_watermark.offset:
+            note(
+                f"{partition} was read up to offset {end}, where an open transaction begins; the partition ends at "
+                f"{high_watermark.offset}. See `minibroker transactions list --state Ongoing`"
+            )
 
 
 async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] | None) -> list[TopicPartition]:

@@ -13,12 +13,14 @@ import time
 from collections.abc import Callable, Sequence
 from typing import Literal
 
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import API_TIMEOUT_MS
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CommitFailed, InvalidSetting, MaxPollIntervalExceeded
 from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.group.listener import RebalanceListener
+from minibroker.client.settings import IsolationLevel
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
 
@@ -91,6 +93,7 @@ async def consume_group(
     topics: Sequence[str],
     group: str,
     reset: Literal["earliest", "latest"],
+    level: IsolationLevel,
     count: int | None,
     exit_at_end: bool,
     write: Callable[[ConsumerBatch, int | None], int],
@@ -107,8 +110,10 @@ async def consume_group(
         listener=printed,
         partition_assignment_strategy=["cooperative-sticky", "sticky", "range", "roundrobin"],
         auto_offset_reset=reset,
+        isolation_level=level,
         client_id="minibroker-cli",
         default_api_timeout_ms=API_TIMEOUT_MS,
+        **security.chosen(),
     ) as consumer:
         printed.consumer = consumer
         batches = consumer.batches()

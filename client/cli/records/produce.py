@@ -18,6 +18,7 @@ from minibroker.client.cli.records.lines import read_lines
 from minibroker.client.cli.records.record_files import Input, read_records
 from minibroker.client.cli.records.record_format import unescape
 from minibroker.client.cli.records.tally import Tally
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.live import progress_bar
 from minibroker.client.cli.terminal.output import (
@@ -405,4 +406,5 @@ def open_producer(
         compression=compression.value,
         max_request_size=max_request_size,
         client_id="minibroker-cli",
+        **security.chosen(),
     )

@@ -18,7 +18,7 @@ import msgspec
 from minibroker.client.cli.records.lines import CHUNK_BYTES, read_chunks, read_lines
 from minibroker.client.shown import shown
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.records import Header
+from minibroker.protocol.records import MAX_TIMESTAMP_MS, Header
 from minibroker.protocol.words import counted
 
 MAX_RECORD_BYTES = 16 * 1024 * 1024
@@ -115,7 +115,7 @@ def _from_map(found: object, number: int, begins_at: int) -> InputRecord:
             _bytes("key", found.get("key")),
             _bytes("value", found["value"]),
             _whole("partition", found.get("partition"), 2**31),
-            _whole("timestamp", _time(found.get("timestamp")), 2**62),
+            _whole("timestamp", _time(found.get("timestamp")), MAX_TIMESTAMP_MS + 1),
             None if headers is None else _headers(headers),
             begins_at,
         )
@@ -172,7 +172,7 @@ class _JsonRecord(msgspec.Struct, forbid_unknown_fields=True):
     topic: str | None = None
     partition: Annotated[int, msgspec.Meta(ge=0, lt=2**31)] | None = None
     offset: int | None = None
-    timestamp: Annotated[int, msgspec.Meta(ge=-1, lt=2**62)] | None = None
+    timestamp: Annotated[int, msgspec.Meta(ge=-1, le=MAX_TIMESTAMP_MS)] | None = None
     key: str | msgspec.UnsetType | None = msgspec.UNSET
     key_base64: bytes | msgspec.UnsetType = msgspec.UNSET
     value: str | msgspec.UnsetType | None = msgspec.UNSET

@@ -25,13 +25,13 @@ import typer
 import uvloop
 from typer.models import CommandInfo
 
-from minibroker.client.administering.groups import GroupErrors
-from minibroker.client.cli.terminal import hints
+from minibroker.client.cli.terminal import hints, security
 from minibroker.client.cli.terminal.hints import comes_from, pastable
 from minibroker.client.cli.terminal.plain_help import HELP_OPTIONS, make_plain, plain_error
-from minibroker.client.errors import BrokersFailed, DeliveryFailed, InvalidSetting, PartitionErrors, TopicErrors
+from minibroker.client.errors import DeliveryFailed, InvalidSetting, PartialFailure
 from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.words import printable
 
 T = TypeVar("T")
 
@@ -109,9 +109,11 @@ class _ClusterFile(msgspec.Struct):
 
 
 def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
-    """Return `--bootstrap`, or the brokers of the local cluster. Raises MinibrokerError with the remedy."""
+    """Return `--bootstrap`, or the brokers of the local cluster, whose `client.properties` then applies unless there is
+    `--command-config`. Raises MinibrokerError with the remedy."""
     if bootstrap is not None:
         return bootstrap
+    security.choose_of(data)
     path = data / "cluster.json"
     try:
         cluster = msgspec.json.decode(path.read_bytes(), type=_ClusterFile)
@@ -218,14 +220,6 @@ def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return printable(",".join(str(item) for item in value)) or "-"
     return printable(str(value))
-
-
-def printable(text: str) -> str:
-    r"""Return the text with control and unprintable characters as escapes such as \\x1b. Names of groups, members and
-    clients may contain any characters."""
-    if text.isprintable():
-        return text
-    return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
 
 
 def note(text: str) -> None:
@@ -351,16 +345,9 @@ def _exit_code(error: Exception) -> int:
             return TIMED_OUT
         case DeliveryFailed(failures=failures):
             parts = {_exit_code(failure.error) for failure in failures}
-        case PartitionErrors(results=results) | BrokersFailed(results=results) | GroupErrors(results=results) if (
-            results
-        ):
+        case PartialFailure(results=results) if results:
             return FAILURE
-        case (
-            TopicErrors(errors=errors)
-            | PartitionErrors(errors=errors)
-            | BrokersFailed(errors=errors)
-            | GroupErrors(errors=errors)
-        ):
+        case PartialFailure(errors=errors):
             parts = {_exit_code(one) for one in errors.values()}
         case _:
             return FAILURE

@@ -134,7 +134,7 @@ def last_failover(entries: Sequence[Entry]) -> Story | None:
     chosen = [turns[-1]]
     victims = _victims(entries, turns[-1])
     for index in reversed(turns[:-1]):
-        if _begins_anew(entries, chosen[0]):
+        if _begins_anew(entries, chosen[0]) or _was_whole_between(entries, index, chosen[0]):
             break
         distance_ms = entries[chosen[0]]["time_ms"] - entries[index]["time_ms"]
         before = _victims(entries, index)
@@ -166,6 +166,19 @@ def _came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:
         elif entry["event"] == "Startup":
             back.add(entry["controller"])
     return back
+
+
+def _was_whole_between(entries: Sequence[Entry], lost: int, end: int) -> bool:
+    """Whether the brokers lost by the entry at `lost` came back, and were in sync again where they had been."""
+    turn = entries[lost]
+    if turn.get("states_omitted") or not _victims(entries, lost) <= _came_back(entries, lost + 1, end):
+        return False
+    missing = {state["partition"]: set(state.get("isr_before", ())) for state in turn.get("states", [])}
+    for entry in entries[lost + 1 : end]:
+        for state in (*entry.get("adopted", []), *entry.get("states", [])):
+            if missing.get(state["partition"], set()) <= set(state["isr"]):
+                missing.pop(state["partition"], None)
+    return not missing
 
 
 def _begins_anew(entries: Sequence[Entry], index: int) -> bool:

@@ -47,8 +47,11 @@ class Client(Protocol):
         """Write idempotently with acks=all; return the offsets. Raises if a record fails."""
         ...
 
-    def read(self, bootstrap: str, topic: str, offsets: dict[int, int], count: int) -> list[Read]:
-        """Read `count` records, from the given offset of each partition on, in the client's order."""
+    def read(
+        self, bootstrap: str, topic: str, offsets: dict[int, int], count: int, *, committed: bool = False
+    ) -> list[Read]:
+        """Read `count` records, from the given offset of each partition on, in the client's order. If `committed`, the
+        records of open and aborted transactions are left out."""
         ...
 
     def offsets(self, bootstrap: str, topic: str, partition: int, timestamp_ms: int) -> tuple[int, int, int | None]:
@@ -72,10 +75,11 @@ class Confluent:
             }
         )
 
-    def consumer(self, bootstrap: str) -> confluent_kafka.Consumer:
+    def consumer(self, bootstrap: str, *, committed: bool = False) -> confluent_kafka.Consumer:
         return confluent_kafka.Consumer(
             {
                 "bootstrap.servers": bootstrap,
+                "isolation.level": _level(committed),
                 "group.id": "not-a-member",
                 "enable.auto.commit": False,
                 "auto.offset.reset": "error",
@@ -112,8 +116,10 @@ class Confluent:
         assert (left, problems) == (0, [])
         return [offsets[number] for number in sorted(offsets)]
 
-    def read(self, bootstrap: str, topic: str, offsets: dict[int, int], count: int) -> list[Read]:
-        consumer = self.consumer(bootstrap)
+    def read(
+        self, bootstrap: str, topic: str, offsets: dict[int, int], count: int, *, committed: bool = False
+    ) -> list[Read]:
+        consumer = self.consumer(bootstrap, committed=committed)
         consumer.assign([confluent_kafka.TopicPartition(topic, *each) for each in offsets.items()])
         read: list[Read] = []
         deadline_s = time.monotonic() + PATIENCE_S
@@ -174,9 +180,16 @@ class Aiokafka:
 
         return asyncio.run(write())
 
-    def read(self, bootstrap: str, topic: str, offsets: dict[int, int], count: int) -> list[Read]:
+    def read(
+        self, bootstrap: str, topic: str, offsets: dict[int, int], count: int, *, committed: bool = False
+    ) -> list[Read]:
         async def read() -> list[Read]:
-            consumer = AIOKafkaConsumer(bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="none")
+            consumer = AIOKafkaConsumer(
+                bootstrap_servers=bootstrap,
+                group_id=None,
+                auto_offset_reset="none",
+                isolation_level=_level(committed),
+            )
             await consumer.start()
             try:
                 consumer.assign([AioTopicPartition(topic, partition) for partition in offsets])
@@ -236,11 +249,18 @@ class KafkaPython:
         finally:
             producer.close(timeout=5)
 
-    def consumer(self, bootstrap: str) -> Any:
-        return kafka_python.KafkaConsumer(bootstrap_servers=bootstrap, group_id=None, auto_offset_reset="earliest")
+    def consumer(self, bootstrap: str, *, committed: bool = False) -> Any:
+        return kafka_python.KafkaConsumer(
+            bootstrap_servers=bootstrap,
+            group_id=None,
+            auto_offset_reset="earliest",
+            isolation_level=_level(committed),
+        )
 
-    def read(self, bootstrap: str, topic: str, offsets: dict[int, int], count: int) -> list[Read]:
-        consumer = self.consumer(bootstrap)
+    def read(
+        self, bootstrap: str, topic: str, offsets: dict[int, int], count: int, *, committed: bool = False
+    ) -> list[Read]:
+        consumer = self.consumer(bootstrap, committed=committed)
         try:
             consumer.assign([kafka_python.TopicPartition(topic, partition) for partition in offsets])
             for partition, offset in offsets.items():
@@ -263,6 +283,10 @@ class KafkaPython:
             return begin, end, None if found is None else found.offset
         finally:
             consumer.close()
+
+
+def _level(committed: bool) -> str:
+    return "read_committed" if committed else "read_uncommitted"
 
 
 def _of_python(record: Any) -> Read:

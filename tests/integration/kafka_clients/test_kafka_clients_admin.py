@@ -22,6 +22,8 @@ from confluent_kafka import (
     TopicPartition,
 )
 
+from minibroker.client.administering.client_quotas import QuotaEntity
+from minibroker.client.sync.admin import Admin
 from minibroker.deploy.local.local_cluster import LocalCluster
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
@@ -180,15 +182,6 @@ def test_offsets_are_listed_and_records_deleted(cluster: LocalCluster, admin: An
     assert refusal(admin.delete_records([TopicPartition(topic, 0, 99)])) == KafkaError.OFFSET_OUT_OF_RANGE
 
 
-def test_a_transactional_producer_fails_at_once_with_the_reason(cluster: LocalCluster) -> None:
-    producer = Producer({"bootstrap.servers": cluster.bootstrap(), "transactional.id": "billing", "log_level": 0})
-    began_s = time.monotonic()
-    with pytest.raises(KafkaException, match="there are no transactions yet") as refused:
-        producer.init_transactions(PATIENCE_S)
-    assert refused.value.args[0].fatal()
-    assert time.monotonic() - began_s < PATIENCE_S / 4
-
-
 def test_no_election_is_needed_for_a_partition_with_its_preferred_leader(admin: Any) -> None:
     result(admin.create_topics([kafka.NewTopic("elected", 1, 3)]))
     outcome = admin.elect_leaders(ElectionType.PREFERRED, [TopicPartition("elected", 0)]).result(PATIENCE_S)
@@ -214,3 +207,22 @@ def test_kafka_python_s_admin_client_lists_producers_log_dirs_and_reassignments(
         assert other.list_partition_reassignments() == {}
     finally:
         other.close()
+
+
+def test_a_client_over_its_quota_of_mutations_is_served_and_slowed_down(cluster: LocalCluster) -> None:
+    """librdkafka's CreateTopics is older than THROTTLING_QUOTA_EXCEEDED."""
+    with Admin(cluster.bootstrap()) as admin:
+        admin.alter_client_quotas({QuotaEntity(client_id="limited"): {"controller_mutation_rate": 1}})
+    limited = kafka.AdminClient({"bootstrap.servers": cluster.bootstrap(), "client.id": "limited", "log_level": 0})
+    unlimited = kafka.AdminClient({"bootstrap.servers": cluster.bootstrap(), "log_level": 0})
+
+    def seconds_to_create(client: Any, topic: str, partitions: int) -> float:
+        began = time.monotonic()
+        result(client.create_topics([kafka.NewTopic(topic, partitions, 1)]))
+        return time.monotonic() - began
+
+    # 11 tokens at first: the third topic waits until the debt of the second one is paid
+    seconds_to_create(limited, "mutations-1", 11)
+    seconds_to_create(limited, "mutations-2", 6)
+    assert seconds_to_create(limited, "mutations-3", 1) > 2
+    assert seconds_to_create(unlimited, "mutations-4", 11) < 2

@@ -18,7 +18,7 @@ from aiokafka.errors import KafkaError as AiokafkaError
 
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import AllBrokers, LeaderOf
-from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, internal_partition
 from minibroker.sync import Admin, Consumer, Producer
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
@@ -247,7 +247,7 @@ def test_a_group_reads_all_records_through_joins_and_the_loss_of_its_coordinator
         members.append(Running(member, bootstrap, group, topic))
         until_true(lambda: members[1].is_well() and len(members[1].read) > 0, within_s=LONG_S)
         both_read.set()
-        cluster.kill(LeaderOf(TopicPartition(OFFSETS_TOPIC, offsets_partition(group, OFFSETS_PARTITIONS))))
+        cluster.kill(LeaderOf(TopicPartition(OFFSETS_TOPIC, internal_partition(group, OFFSETS_PARTITIONS))))
 
         written = writing.result()
         everything = {(p, o) for p in range(PARTITIONS) for o in range(written // PARTITIONS)}

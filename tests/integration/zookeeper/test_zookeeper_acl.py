@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 import asyncio
+import stat
 import subprocess
 import sys
 from collections.abc import AsyncIterator, Callable
-from contextlib import asynccontextmanager
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
 
 import pytest
 from kazoo.client import KazooClient
+from kazoo.exceptions import NoAuthError
+from kazoo.security import OPEN_ACL_UNSAFE
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
@@ -18,7 +21,7 @@ from minibroker.controller.zookeeper import KazooSession, KazooZooKeeper
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.protocol import znodes
-from minibroker.protocol.world import Check, MultiFailed, SessionState, SetData, ZooKeeperError
+from minibroker.protocol.world import Check, MultiFailed, NodeExists, SessionState, SetData, ZooKeeperError
 from tests.integration.zookeeper.zookeeper_process import zookeeper_process
 from tests.integration.zookeeper.zookeeper_sessions import CONNECT_TIMEOUT_MS, SESSION_TIMEOUT_MS, record_states
 
@@ -60,6 +63,17 @@ async def test_all_can_read_nodes_created_with_a_credential_and_only_its_holders
         async with session_with(zookeeper, DIGEST) as other_broker:
             await other_broker.set("/guarded", b"two", 0)
             await other_broker.delete("/guarded", 1)
+
+
+async def test_only_brokers_read_what_may_have_the_credentials_of_users(zookeeper: str) -> None:
+    async with session_with(zookeeper, DIGEST, sets_acl=True) as broker, session_with(zookeeper, None) as stranger:
+        for path in ("/config", "/config/users", "/config/users/alice"):
+            with suppress(NodeExists):
+                await broker.create(path, b"secret")
+        assert await stranger.children("/config/users") == ["alice"]
+        with pytest.raises(ZooKeeperError, match="refuses it"):
+            await stranger.get("/config/users/alice")
+        assert (await broker.get("/config/users/alice"))[0] == b"secret"
 
 
 async def test_a_credential_without_acls_leaves_nodes_open(zookeeper: str) -> None:
@@ -130,3 +144,50 @@ def test_a_cluster_with_a_credential_protects_all_its_znodes_and_refuses_brokers
     assert refused.returncode == 1
     assert "error: " in refused.stderr
     assert "set zookeeper.digest.file to the file that the other brokers have" in refused.stderr
+
+
+@pytest.mark.slow
+def test_nobody_else_changes_a_zookeeper_that_the_launcher_starts(local_cluster: Callable[..., LocalCluster]) -> None:
+    """Also after the first start over the data of a cluster without a credential."""
+    cluster = local_cluster(brokers=3, settings={"zookeeper.set.acl": "false"})
+
+    async def produce(topic: str) -> None:
+        async with Admin(cluster.bootstrap()) as admin, Producer(cluster.bootstrap()) as producer:
+            await admin.create_topic(topic, partitions=3, replication_factor=3)
+            await producer.send(topic, b"record")
+
+    asyncio.run(produce("early"))
+    before = _acls(cluster.file().zookeeper.connect)
+    assert before["/"] == before[znodes.topic_path("early")] == [("world", 31)]
+    cluster.down()
+    cluster.up(settings={})
+    asyncio.run(produce("late"))
+
+    connect = cluster.file().zookeeper.connect
+    acls = _acls(connect)
+    assert {"/", znodes.CONTROLLER, znodes.broker_path(1), *map(znodes.topic_path, ("early", "late"))} <= acls.keys()
+    assert {path for path, acl in acls.items() if acl != GUARDED} == {"/zookeeper/config"}  # which is ("world", 1)
+    client = KazooClient(hosts=connect)
+    client.start()
+    try:
+        for change, *arguments in (
+            (client.set, znodes.broker_path(1), b"{}"),
+            (client.delete, znodes.CONTROLLER),
+            (client.create, "/mine"),
+            (client.create, "/zookeeper/quota/mine"),
+            (client.set_acls, "/", OPEN_ACL_UNSAFE),
+        ):
+            with pytest.raises(NoAuthError):
+                change(*arguments)
+    finally:
+        client.stop()
+        client.close()
+    readable = [path for path in cluster.directory.rglob("*") if path.lstat().st_mode & 0o077]
+    # Java makes its files as the user's umask says, in a directory that only the user can enter.
+    assert {path.relative_to(cluster.directory).parts[0] for path in readable} <= {"zookeeper"}
+    assert stat.S_IMODE((cluster.directory / "zookeeper").stat().st_mode) == 0o700
+    for file in (cluster.directory / "zookeeper.digest", cluster.directory / "broker.secret"):
+        secret = file.read_text().strip().rpartition(":")[2]
+        for process in cluster.file().processes():
+            assert secret not in Path(f"/proc/{process.pid}/cmdline").read_text()
+        assert not any(secret in log.read_text() for log in cluster.directory.glob("logs/*"))

@@ -28,6 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
+from tests.kafka_clients.confluent.transactions import fence, transfer
 from tests.kafka_clients.records import NULL, full_record
 
 WAIT_S = 20
@@ -110,7 +111,7 @@ def partitions_of(arguments: dict[str, str]) -> list[TopicPartition]:
 
 
 def consume(bootstrap: str, arguments: dict[str, str]) -> None:
-    reader = consumer(bootstrap)
+    reader = consumer(bootstrap, isolation_level=arguments.get("isolation", "read_uncommitted"))
     reader.assign(partitions_of(arguments))
     left = int(arguments["until"])
     while left > 0:
@@ -243,16 +244,6 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
         low = of_one(client.delete_records([TopicPartition(topic, 0, 5)])).low_watermark
         check(low == 5, low)
 
-    def refuse_transactions() -> None:
-        began_s = time.monotonic()
-        try:
-            Producer({"bootstrap.servers": bootstrap, "transactional.id": topic}).init_transactions(WAIT_S)
-        except KafkaException as error:
-            check(error.args[0].fatal() and "there are no transactions yet" in error.args[0].str(), error)
-        else:
-            raise AssertionError("there are transactions")
-        check(time.monotonic() - began_s < 10, time.monotonic() - began_s)
-
     def alter_offsets() -> None:
         wanted = ConsumerGroupTopicPartitions(group_id, [TopicPartition(topic, 0, 7)])
         of_one(client.alter_consumer_group_offsets([wanted]))
@@ -292,7 +283,6 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
             len(client.describe_cluster().result(WAIT_S).nodes) == 3, client.describe_cluster().result(WAIT_S)
         ),
     )
-    step("refuse transactions", refuse_transactions)
     step("alter offsets of a group", alter_offsets)
     step("list offsets of a group", lambda: check(committed() == 7, committed()))
     step("list groups", lambda: check(group_id in groups(), groups()))
@@ -306,7 +296,15 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
     step("see no topic", lambda: until(lambda: topic not in client.list_topics(timeout=WAIT_S).topics))
 
 
-VERBS = {"produce": produce, "consume": consume, "seek": seek, "group": group, "admin": admin}
+VERBS: dict[str, Callable[[str, dict[str, str]], None]] = {
+    "produce": produce,
+    "consume": consume,
+    "seek": seek,
+    "group": group,
+    "admin": admin,
+    "transfer": lambda bootstrap, arguments: transfer(bootstrap, arguments, tell),
+    "fence": lambda bootstrap, arguments: fence(bootstrap, arguments, tell),
+}
 
 if __name__ == "__main__":
     main()

@@ -6,7 +6,10 @@ import subprocess
 import sys
 from collections.abc import Callable
 
+from confluent_kafka import KafkaException, Producer
+
 ADMIN = "org.apache.kafka.tools"
+WAIT_S = 20
 
 
 def main() -> None:
@@ -55,10 +58,51 @@ def main() -> None:
         "successful",
         lambda: run("consumer.group.ConsumerGroupCommand", "--delete", "--group", group),
     )
-    step("broker-api-versions", "Produce(0): 0 to 11", lambda: run("BrokerApiVersionsCommand"))
+    try_transactions(bootstrap, topic, run, step)
+    step("broker-api-versions", "Produce(0): 0 to 12", lambda: run("BrokerApiVersionsCommand"))
     step("log-dirs", topic, lambda: run("LogDirsCommand", "--describe", "--topic-list", topic))
     step("topics --delete", "", lambda: run("TopicCommand", "--delete", *of_topic))
     tell("end")
+
+
+def try_transactions(
+    bootstrap: str, topic: str, run: Callable[..., str], step: Callable[[str, str, Callable[[], str]], None]
+) -> None:
+    """Look at an open transaction, end it in the log, and fence its producer."""
+    producer = Producer({"bootstrap.servers": bootstrap, "transactional.id": topic, "log_level": 2})
+    producer.init_transactions(WAIT_S)
+    producer.begin_transaction()
+    producer.produce(topic, b"open", partition=0)
+    producer.flush(WAIT_S)
+    of_partition = ("--topic", topic, "--partition", "0")
+
+    def open_at() -> str:
+        [line] = [
+            each.split()
+            for each in run("TransactionsCommand", "describe-producers", *of_partition).splitlines()[1:]
+            if each.split()[-1] != "None"
+        ]
+        return line[-1]
+
+    def abort() -> str:
+        run("TransactionsCommand", "abort", *of_partition, "--start-offset", open_at())
+        return run("TransactionsCommand", "describe-producers", *of_partition)
+
+    def fence() -> str:
+        run("TransactionsCommand", "forceTerminateTransaction", "--transactionalId", topic)
+        try:
+            producer.commit_transaction(WAIT_S)
+        except KafkaException as error:
+            return str(error.args[0].name())
+        return "it was committed"
+
+    described = ("describe", "--transactional-id", topic)
+    hanging = ("find-hanging", "--topic", topic)
+    step("transactions list", topic, lambda: run("TransactionsCommand", "list"))
+    step("transactions describe", "Ongoing", lambda: run("TransactionsCommand", *described))
+    step("transactions find-hanging", "StartOffset", lambda: run("TransactionsCommand", *hanging))
+    step("transactions abort", "None", abort)
+    step("transactions forceTerminateTransaction", "_FENCED", fence)
 
 
 def tell(*cells: object) -> None:

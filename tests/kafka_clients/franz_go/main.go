@@ -33,6 +33,7 @@ func main() {
 	}
 	verbs := map[string]func(context.Context) error{
 		"produce": produce, "consume": consume, "seek": seek, "group": group, "admin": admin,
+		"transfer": transfer, "fence": fence,
 	}
 	if err := verbs[os.Args[2]](context.Background()); err != nil {
 		fmt.Fprintln(os.Stderr, err)
@@ -134,7 +135,12 @@ func consume(ctx context.Context) error {
 	for p := int32(0); p < int32(number("partitions")); p++ {
 		offsets[p] = kgo.NewOffset().AtStart()
 	}
-	client, err := connect(kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{args["topic"]: offsets}))
+	level := kgo.ReadUncommitted()
+	if args["isolation"] == "read_committed" {
+		level = kgo.ReadCommitted()
+	}
+	client, err := connect(kgo.FetchIsolationLevel(level),
+		kgo.ConsumePartitions(map[string]map[int32]kgo.Offset{args["topic"]: offsets}))
 	if err != nil {
 		return err
 	}
@@ -424,25 +430,6 @@ func admin(ctx context.Context) error {
 		set.Add(topic, 0)
 		_, err := admin.ElectLeaders(ctx, kadm.ElectPreferredReplica, set)
 		return err
-	})
-	step("refuse transactions", func() error {
-		began := time.Now()
-		producer, err := connect(kgo.TransactionalID(topic), kgo.DefaultProduceTopic(topic))
-		if err != nil {
-			return err
-		}
-		defer producer.Close()
-		refusal := producer.BeginTransaction()
-		if refusal == nil {
-			refusal = producer.ProduceSync(ctx, kgo.StringRecord("never")).FirstErr()
-		}
-		if took := time.Since(began); took > 10*time.Second {
-			return errors.New("it took " + took.String())
-		}
-		if refusal == nil || !strings.Contains(refusal.Error(), kerr.UnsupportedVersion.Error()) {
-			return fmt.Errorf("found %v", refusal)
-		}
-		return nil
 	})
 	step("delete topic", func() error {
 		found, err := admin.DeleteTopics(ctx, topic)

@@ -35,6 +35,8 @@ public class Client {
             case "seek": seek(); break;
             case "group": group(); break;
             case "admin": admin(); break;
+            case "transfer": Transactions.transfer(); break;
+            case "fence": Transactions.fence(); break;
             default: throw new IllegalArgumentException(argv[1]);
         }
         print("end");
@@ -115,7 +117,8 @@ public class Client {
 
     static void consume() {
         long left = Long.parseLong(args.get("until"));
-        try (KafkaConsumer<byte[], byte[]> consumer = consumer()) {
+        String level = args.getOrDefault("isolation", "read_uncommitted");
+        try (KafkaConsumer<byte[], byte[]> consumer = consumer("isolation.level", level)) {
             consumer.assign(all());
             while (left > 0)
                 for (ConsumerRecord<byte[], byte[]> record : consumer.poll(Duration.ofMillis(200))) {
@@ -329,19 +332,6 @@ public class Client {
                     .all());
                 until(() -> get(admin.listPartitionReassignments().reassignments()).isEmpty());
                 until(() -> described(admin, topic).partitions().get(0).replicas().size() == 2);
-            });
-            step("refuse transactions", () -> {
-                long began = System.nanoTime();
-                try (KafkaProducer<byte[], byte[]> producer = new KafkaProducer<>(
-                        settings("transactional.id", topic), new ByteArraySerializer(), new ByteArraySerializer())) {
-                    producer.initTransactions();
-                    throw new AssertionError("there are transactions");
-                } catch (KafkaException error) {
-                    // Clients before 3.0 send the same request as librdkafka and get the same answer.
-                    boolean isRefusal = error instanceof TransactionalIdAuthorizationException;
-                    if (!isRefusal && !String.valueOf(error.getMessage()).contains("version")) throw error;
-                }
-                if (System.nanoTime() - began > 10_000_000_000L) throw new AssertionError("it took 10 s");
             });
             step("delete topic", () -> {
                 get(admin.deleteTopics(List.of(topic)).all());

@@ -23,8 +23,13 @@ def main() -> None:
     tell("end")
 
 
+_OUTPUT = threading.Lock()
+
+
 def tell(*cells: object) -> None:
-    print(*cells, sep="\t", flush=True)
+    """Print a whole line. Two threads print: one the records, the other the rebalances."""
+    with _OUTPUT:
+        print(*cells, sep="\t", flush=True)
 
 
 def produce(kcat: list[str], arguments: dict[str, str]) -> None:

@@ -157,6 +157,7 @@ async def with_segments_to_merge(seed: int) -> CompactedLog:
     await driver.open()
     while len(driver.log.extents()) < 4:
         driver.append()
+    driver.commit_transactions()
     await driver.flush()
     driver.high_watermark = driver.log.recovery_point
     driver.config = driver.log.config = msgspec.structs.replace(driver.config, segment_bytes=1_000_000)

@@ -122,7 +122,7 @@ class RetainedLog:
         self.safe_end = self.log.log_end_offset
 
     async def expire(self, *, retention_ms: int | None = None, retention_bytes: int | None = None) -> None:
-        """Delete old records as `Partition.expire` and `LogRetention.run_once` do."""
+        """Delete old records as `log_retention.expire` and `LogRetention.run_once` do."""
         start = expired(
             self.log.extents(),
             log_start_offset=self.log.log_start_offset,

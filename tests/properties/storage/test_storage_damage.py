@@ -19,6 +19,7 @@ from random import Random
 
 import pytest
 
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.broker.storage import search
 from minibroker.broker.storage.checkpoints import META_PROPERTIES_FILE
 from minibroker.broker.storage.directory import DataDirectoryUnusable
@@ -31,7 +32,7 @@ from minibroker.protocol.records import CorruptRecord, iterate_batches, validate
 from minibroker.protocol.records.header import HEADER_SIZE
 from minibroker.protocol.world.real import RealDisk
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from tests.storage_support import NOW, PARTITION, StorageWorld, at_once, batch, stamped
+from tests.storage_support import NOW, PARTITION, StorageWorld, batch, stamped
 
 CONFIG = LogConfig(segment_bytes=2_000, index_interval_bytes=200)
 TOPIC_ID = "aGVsbG8gd29ybGQhISEhIQ"
@@ -101,7 +102,9 @@ class Origin:
             at = found.header.next_offset
         self.epochs = epochs_of(log, self.begin)
         self.producers = sequences_of(log)
-        self.times = {time: at_once(search.offset_for_timestamp(log, time, self.end)) for time in self.asked_times}
+        self.times = {
+            time: finish_at_once(search.offset_for_timestamp(log, time, self.end)) for time in self.asked_times
+        }
 
     asked_times = tuple(range(NOW - 5, NOW + 10 * BATCHES + 10, 37))
 
@@ -190,7 +193,7 @@ def _read_everything(origin: Origin, log: Log) -> bool:
             offset = next((base for base in origin.batches if base > offset), log.log_end_offset)
     for time, found in origin.times.items():
         try:
-            told = at_once(search.offset_for_timestamp(log, time, log.log_end_offset))
+            told = finish_at_once(search.offset_for_timestamp(log, time, log.log_end_offset))
         except BrokerError as error:
             if error.code is not ErrorCode.CORRUPT_MESSAGE:
                 raise

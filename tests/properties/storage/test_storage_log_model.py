@@ -10,15 +10,16 @@ from random import Random
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.broker.storage import search
+from minibroker.broker.storage.indexes.aborted_index import AbortedTransaction
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.producer_state import RETAINED_BATCHES
-from minibroker.protocol.records import BatchHeader
+from minibroker.protocol.records import BatchHeader, ControlType, EndTransactionMarker, decode_control_batch
 from tests.storage_support import (
     NOW,
     Opened,
-    at_once,
     batch,
     check_indexes,
     everything,
@@ -28,7 +29,8 @@ from tests.storage_support import (
     stamped,
 )
 
-PRODUCERS = 3
+PRODUCERS = 4
+TRANSACTIONAL = (2, 3)
 
 
 class Model:
@@ -70,8 +72,22 @@ class Model:
 
     def producer(self, producer_id: int) -> list[tuple[int, int]]:
         """Sequence and offset of a producer's last batches."""
-        mine = [h for h, _ in self.batches if h.producer_id == producer_id]
+        mine = [h for h, _ in self.batches if h.producer_id == producer_id and not h.is_control]
         return [(h.base_sequence, h.base_offset) for h in mine][-RETAINED_BATCHES:]
+
+    def transactions(self) -> tuple[dict[int, int], list[AbortedTransaction]]:
+        """The first offsets of open transactions by producer, and the aborted transactions."""
+        opened: dict[int, int] = {}
+        aborted: list[AbortedTransaction] = []
+        for header, content in self.batches:
+            if not header.is_control:
+                if header.is_transactional:
+                    opened.setdefault(header.producer_id, header.base_offset)
+            elif (first_offset := opened.pop(header.producer_id, None)) is not None:
+                stable = min([*opened.values(), header.next_offset])
+                if decode_control_batch(content).type is ControlType.ABORT:
+                    aborted.append(AbortedTransaction(header.producer_id, first_offset, header.last_offset, stable))
+        return opened, aborted
 
 
 class Driver:
@@ -108,6 +124,7 @@ class Driver:
             producer_id=producer_id,
             sequence=sequence,
             fill=random.randbytes(3),
+            transactional=producer_id in TRANSACTIONAL,
         )
 
     def append_as_leader(self) -> None:
@@ -141,6 +158,22 @@ class Driver:
                 info = self.log.append_as_leader(produced(content), self.epoch, NOW)
                 assert info.duplicate
                 assert info.first_offset == offset
+
+    def end_a_transaction(self) -> None:
+        producer_id = self.random.choice(TRANSACTIONAL)
+        marker = EndTransactionMarker(self.random.choice(list(ControlType)), 1)
+        info = self.log.append_marker(producer_id, 0, marker, self.epoch, NOW)
+        assert info.first_offset == self.model.end
+        self.model.append(self.log.read(info.first_offset, 1, info.next_offset))
+
+    def read_committed(self) -> None:
+        """An abort is told to every reader of a record that it takes back, and to none far away."""
+        opened, aborted = self.model.transactions()
+        stable = min([*opened.values(), self.model.end])
+        start = self.random.randint(self.model.start, max(stable, self.model.start))
+        up_to = self.random.randint(start, max(stable, start))
+        told = self.log.aborted_transactions(start, up_to)
+        assert told == [one for one in aborted if one.first_offset < up_to and one.last_offset >= start]
 
     def new_leader(self) -> None:
         self.epoch += 1
@@ -177,7 +210,7 @@ class Driver:
                 record = header.base_timestamp + index, header.base_offset + index
                 if expected is None and record[0] >= timestamp and record[1] < up_to:
                     expected = record
-        assert at_once(search.offset_for_timestamp(self.log, timestamp, up_to)) == expected
+        assert finish_at_once(search.offset_for_timestamp(self.log, timestamp, up_to)) == expected
 
     def look_up_the_newest(self) -> None:
         up_to = self.random.randint(self.model.start, self.model.end)
@@ -188,7 +221,7 @@ class Driver:
             if self.model.start <= header.base_offset + index < up_to
         ]
         timestamp, negated = max(records, default=(-1, 0))
-        assert at_once(search.newest_record(self.log, up_to)) == ((timestamp, -negated) if records else None)
+        assert finish_at_once(search.newest_record(self.log, up_to)) == ((timestamp, -negated) if records else None)
 
     def truncate(self) -> None:
         offset = self.random.randint(self.model.start, self.model.end + 1)
@@ -269,6 +302,9 @@ class Driver:
         check_indexes(log)
         assert everything(log) == b"".join(data for _, data in model.batches)
         assert log.size == sum(len(data) for _, data in model.batches)
+        opened, aborted = model.transactions()
+        assert log.last_stable_offset(model.end) == min([*opened.values(), model.end])
+        assert [one for segment in log.segments_from(0) for one in segment.aborted] == aborted
         for epoch, start in model.epochs():
             assert log.epoch_at(start) == epoch
         assert log.latest_epoch in (self.epoch, *(epoch for epoch, _ in model.epochs()[-1:]), -1)
@@ -283,6 +319,8 @@ _SYNCHRONOUS = (
     Driver.append_many_as_leader,
     Driver.append_as_follower,
     Driver.append_as_follower,
+    Driver.end_a_transaction,
+    Driver.end_a_transaction,
     Driver.repeat_a_batch,
     Driver.new_leader,
     Driver.read,
@@ -290,6 +328,7 @@ _SYNCHRONOUS = (
     Driver.count_bytes,
     Driver.look_up_a_timestamp,
     Driver.look_up_the_newest,
+    Driver.read_committed,
     Driver.truncate,
     Driver.truncate_fully,
     Driver.roll,
@@ -307,7 +346,7 @@ def test_a_log_holds_the_same_batches_as_a_plain_list(seed: int, steps: int) -> 
             for _ in range(steps):
                 choice = random.randrange(len(_SYNCHRONOUS) + len(_ASYNCHRONOUS))
                 if choice < len(_SYNCHRONOUS):
-                    if choice >= 12 and random.random() < 0.7:
+                    if choice >= 15 and random.random() < 0.7:
                         continue
                     _SYNCHRONOUS[choice](driver)
                 else:

@@ -19,6 +19,7 @@ import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.broker.storage import search
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
@@ -32,7 +33,6 @@ from tests.storage_support import (
     PARTITION,
     StorageHost,
     StorageWorld,
-    at_once,
     batch,
     check_indexes,
     everything,
@@ -318,12 +318,12 @@ class Driver:
             assert log.epoch_at(max(self.start, header.base_offset)) == header.partition_leader_epoch
         if known:
             youngest = max(h.max_timestamp for h in known)
-            found = at_once(search.offset_for_timestamp(log, youngest, log.log_end_offset))
+            found = finish_at_once(search.offset_for_timestamp(log, youngest, log.log_end_offset))
             assert header_of(self.readable(state)[0]).base_offset < self.start or found is not None
             assert found is None or found[0] == youngest or known[0].base_offset < self.start
-            newest = at_once(search.newest_record(log, log.log_end_offset))
+            newest = finish_at_once(search.newest_record(log, log.log_end_offset))
             assert known[0].base_offset < self.start or (newest is not None and newest[0] == youngest)
-        assert at_once(search.offset_for_timestamp(log, NOW + 10_000, log.log_end_offset)) is None
+        assert finish_at_once(search.offset_for_timestamp(log, NOW + 10_000, log.log_end_offset)) is None
         known_of_told = self.log._producers.get(TOLD)
         assert (known_of_told and known_of_told.batches) == (self.told and self.told.batches)
         if producers:
@@ -548,7 +548,7 @@ def test_cut_index_entries_do_not_come_back_if_the_process_dies_before_the_sync(
         host.power_cut()
         manager, log = await opened()
         check_indexes(log)
-        assert at_once(search.offset_for_timestamp(log, NOW + 500, log.log_end_offset)) == (NOW + 1_000, 6)
+        assert finish_at_once(search.offset_for_timestamp(log, NOW + 500, log.log_end_offset)) == (NOW + 1_000, 6)
         await manager.close()
 
     for seed in range(10):

@@ -23,6 +23,7 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 
 from tests.simulation.mutants import (
+    authentication,
     clients,
     configs,
     control,
@@ -37,6 +38,7 @@ from tests.simulation.mutants import (
     storage,
     topics,
 )
+from tests.simulation.mutants.of_transactions import group_offsets, kafkas_bugs, leaders, processors, producers, spark
 from tests.simulation.mutants.planting import Mutant, Patches, mutants_of
 
 __all__ = ["MUTANTS", "Mutant", "Patches", "planted"]
@@ -57,6 +59,13 @@ MUTANTS: dict[str, Mutant] = {
         reassignments,
         groups,
         kafka,
+        leaders,
+        kafkas_bugs,
+        group_offsets,
+        producers,
+        spark,
+        processors,
+        authentication,
     )
     for mutant in mutants_of(module)
 }

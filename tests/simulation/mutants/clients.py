@@ -47,6 +47,7 @@ from minibroker.protocol.messages import (
     DeleteTopicsResponse,
 )
 from minibroker.protocol.model import NO_EPOCH
+from minibroker.protocol.records import BatchFilter, BatchHeader
 from tests.simulation.mutants.planting import Patches, mutant
 
 
@@ -387,8 +388,8 @@ def half_told_broker_denies(patches: Patches) -> None:
 @mutant("KIP-516", "a broker returns the offsets of an earlier topic of the same name")
 def offsets_of_an_earlier_topic(patches: Patches) -> None:
     @patches.instead_of(list_offsets, "_list")
-    def list_(original: Any, services: Any, topic: Any, *rest: Any) -> Any:
-        return original(services, structs.replace(topic, topic_id=""), *rest)
+    def list_(original: Any, services: Any, request: Any, topic: Any, *rest: Any) -> Any:
+        return original(services, request, structs.replace(topic, topic_id=""), *rest)
 
 
 @mutant("silence", "a consumer waits for ever for partitions that the recreated topic lacks")
@@ -401,3 +402,20 @@ def partitions_that_are_gone_are_waited_for(patches: Patches) -> None:
     def problem(original: Any, self: Fetcher, state: Any) -> Any:
         topic = self._metadata.cluster.errors.get(state.partition.topic)
         return None if topic is None else original(self, state)
+
+
+@mutant("read_committed", "a consumer skips a producer that has aborted a transaction until the end of the answer")
+def aborted_producers_stay_hidden(patches: Patches) -> None:
+    @patches.instead_of(BatchFilter, "hides")
+    def hides(original: Any, self: BatchFilter, header: BatchHeader) -> bool:
+        hidden = set(self._open)
+        is_hidden = bool(original(self, header))
+        self._open |= hidden
+        return is_hidden
+
+
+@mutant("a consumer stops", "a batch of which the user gets nothing does not move the position")
+def hidden_batches_keep_the_position(patches: Patches) -> None:
+    @patches.instead_of(TopicPartitionState, "pass_over")
+    def pass_over(original: Any, self: TopicPartitionState, next_offset: int) -> None:
+        """Do nothing."""

@@ -7,15 +7,18 @@ from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from typing import Any
 
-from minibroker.broker.groups import commits, coordinator, offsets, terms
-from minibroker.broker.groups.ageing import Ageing
-from minibroker.broker.groups.attempts import LatestAttempts
+from minibroker.broker.coordinating import terms
+from minibroker.broker.coordinating.ageing import Ageing
+from minibroker.broker.coordinating.attempts import LatestAttempts
+from minibroker.broker.coordinating.terms import Outcome, Term, Terms
+from minibroker.broker.groups import commits, coordinator, offsets
+from minibroker.broker.groups import terms as group_terms
 from minibroker.broker.groups.coordinator import GroupCoordinator
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import GroupOffsets
 from minibroker.broker.groups.removal import GroupRemoval
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import Outcome, Term, Terms
+from minibroker.broker.groups.terms import GroupTerm
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.client.group import assignors, auto_commit
 from minibroker.client.group.assignors import CooperativeSticky
@@ -24,7 +27,7 @@ from minibroker.client.group.member import GroupMember
 from minibroker.client.group.standing import Standing
 from minibroker.client.group.states import MemberState
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages.groups import Attempt
+from minibroker.protocol.messages.fields import Attempt
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
 from tests.simulation.mutants.planting import Patches, mutant
@@ -35,7 +38,7 @@ from tests.simulation.mutants.planting import Patches, mutant
 @mutant("acknowledged too early", "a commit is acknowledged and returned as soon as it is in the coordinator's own log")
 def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
     @patches.instead_of(Terms, "write")
-    def write(original: Any, self: Terms, term: Term, records: Any, written: Any) -> None:
+    def write(original: Any, self: Terms[Any], term: Term, records: Any, written: Any, **options: Any) -> None:
         answered: list[Outcome] = []
 
         def once(outcome: Outcome) -> None:
@@ -45,13 +48,13 @@ def commit_acknowledged_before_it_is_replicated(patches: Patches) -> None:
 
         partition = self._replicas.partitions.get(term.topic_partition)
         end = -1 if partition is None else partition.log.log_end_offset
-        original(self, term, records, once)
+        original(self, term, records, once, **options)
         once(Outcome(ErrorCode.NONE, end))
 
 
 @mutant("KAFKA-5600", "a loading coordinator takes the first record of each key instead of the last")
 def first_record_of_a_key_counts(patches: Patches) -> None:
-    @patches.instead_of(terms._Loading, "add")
+    @patches.instead_of(group_terms._Loading, "add")
     def add(original: Any, self: Any, batch: Any) -> None:
         known = {group: dict(of_group) for group, of_group in self._offsets.items()}
         original(self, batch)
@@ -61,41 +64,43 @@ def first_record_of_a_key_counts(patches: Patches) -> None:
 
 @mutant("a number for two", "a coordinator knows of only one predecessor that stored no generation")
 def generations_of_one_coordinator_are_skipped(patches: Patches) -> None:
-    @patches.instead_of(terms, "group_from")
+    @patches.instead_of(group_terms, "group_from")
     def group_from(original: Any, group_id: str, value: Any, now_s: float, terms_since: int) -> Any:
         return original(group_id, value, now_s)
 
 
 @mutant("KAFKA-2841", "a broker that coordinates groups again uses its groups from its earlier term")
 def groups_outlive_the_term(patches: Patches) -> None:
-    kept: dict[tuple[Terms, int], dict[str, Group]] = {}
+    kept: dict[tuple[Terms[Any], int], dict[str, Group]] = {}
 
     @patches.instead_of(Terms, "_read")
-    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
-        return await original(self, term) | kept.get((self, term.topic_partition.partition), {})  # type: ignore[no-any-return]
+    async def read(original: Any, self: Terms[Any], term: Term) -> None:
+        await original(self, term)
+        if isinstance(term, GroupTerm):
+            term.groups |= kept.get((self, term.topic_partition.partition), {})
 
     @patches.instead_of(Terms, "_end")
-    def end(original: Any, self: Terms, index: int) -> None:
+    def end(original: Any, self: Terms[Any], index: int) -> None:
         term = self._terms.get(index)
         original(self, index)
-        if term is not None and term.is_loaded:
+        if isinstance(term, GroupTerm) and term.is_loaded:
             kept[self, index] = term.groups
 
 
 @mutant("KAFKA-2841", "a load continues after its partition was lost, and its result replaces that of the next load")
 def load_outlives_its_term(patches: Patches) -> None:
-    ended: list[Term] = []
+    ended: list[GroupTerm] = []
 
     @patches.instead_of(Terms, "_end")
-    def end(original: Any, self: Terms, index: int) -> None:
+    def end(original: Any, self: Terms[Any], index: int) -> None:
         term = self._terms.get(index)
         original(self, index)
-        if term is not None and not term.is_loaded:
+        if isinstance(term, GroupTerm) and not term.is_loaded:
             term.is_over = False
             ended.append(term)
 
     @patches.instead_of(Terms, "_load")
-    async def load(original: Any, self: Terms, term: Term) -> None:
+    async def load(original: Any, self: Terms[Any], term: Term) -> None:
         await original(self, term)
         if term in ended:
             term.is_over = True
@@ -108,7 +113,7 @@ def load_outlives_its_term(patches: Patches) -> None:
 @mutant("KAFKA-2841", "a coordinator serves its groups before all records that it has read are replicated")
 def loaded_before_it_is_replicated(patches: Patches) -> None:
     @patches.instead_of(Terms, "_until_replicated")
-    async def until_replicated(original: Any, self: Terms, term: Term) -> None: ...
+    async def until_replicated(original: Any, self: Terms[Any], term: Term) -> None: ...
 
 
 @mutant("KAFKA-2841", "a load ends after the first piece of the log")
@@ -116,10 +121,10 @@ def load_ends_too_early(patches: Patches) -> None:
     patches.set(terms, "LOAD_BYTES", 200)
 
     @patches.instead_of(Terms, "_read")
-    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
+    async def read(original: Any, self: Terms[Any], term: Term) -> None:
         end, term.end_offset = term.end_offset, max(0, term.end_offset - 20)
         try:
-            return await original(self, term)  # type: ignore[no-any-return]
+            await original(self, term)
         finally:
             term.end_offset = end
 
@@ -127,8 +132,8 @@ def load_ends_too_early(patches: Patches) -> None:
 @mutant("KAFKA-9065", "a load continues past the last record until it has read the log's last offset")
 def load_never_ends(patches: Patches) -> None:
     @patches.instead_of(Terms, "_read")
-    async def read(original: Any, self: Terms, term: Term) -> dict[str, Group]:
-        loading = terms._Loading(term.leading_since_epoch, self.now_s)
+    async def read(original: Any, self: Terms[Any], term: Term) -> None:
+        loading = self.new_loading(term)
         partition = self._replicas.partitions.require(term.topic_partition)
         offset = partition.log.log_start_offset
         while offset < term.end_offset and not term.is_over:
@@ -139,13 +144,13 @@ def load_never_ends(patches: Patches) -> None:
                     loading.add(batch)
                 offset = max([offset, *(one + 1 for one in batch.offsets)])
             await asyncio.sleep(terms.LEAST_LOOK_S)
-        return await loading.groups(Slices())
+        await loading.finish(Slices())
 
 
 @mutant("stale reads", "an isolated, deposed coordinator returns commits from before its deposition")
 def deposed_coordinator_is_believed(patches: Patches) -> None:
     @patches.instead_of(Terms, "confirm")
-    def confirm(original: Any, self: Terms, term: Term, confirmed: Any) -> None:
+    def confirm(original: Any, self: Terms[Any], term: Term, confirmed: Any) -> None:
         confirmed(ErrorCode.NONE)
 
 
@@ -161,7 +166,7 @@ def nothing_to_delete_is_believed(patches: Patches) -> None:
         is_deleting = False
 
     @patches.instead_of(Terms, "confirm")
-    def confirm(original: Any, self: Terms, term: Term, confirmed: Any) -> None:
+    def confirm(original: Any, self: Terms[Any], term: Term, confirmed: Any) -> None:
         if is_deleting:
             confirmed(ErrorCode.NONE)
         else:
@@ -218,7 +223,7 @@ def failed_commits_are_forgotten(patches: Patches) -> None:
 @mutant("half a deletion", "a rejected attempt to delete a group ends the deletion that is in the log")
 def deletions_in_doubt_are_forgotten(patches: Patches) -> None:
     @patches.instead_of(GroupRemoval, "_delete")
-    async def delete(original: Any, self: GroupRemoval, term: Term, group: Group) -> Outcome:
+    async def delete(original: Any, self: GroupRemoval, term: GroupTerm, group: Group) -> Outcome:
         outcome: Outcome = await original(self, term, group)
         group.is_being_deleted = outcome.is_in_doubt
         return outcome
@@ -256,16 +261,16 @@ def static_leaders_are_believed(patches: Patches) -> None:
 
 @mutant("two groups of one name", "an unused group that is dropped appears empty to callers that still hold it")
 def dropped_groups_are_not_dead(patches: Patches) -> None:
-    @patches.instead_of(Term, "forget_unused")
-    def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
+    @patches.instead_of(GroupTerm, "forget_unused")
+    def forget_unused(original: Any, self: GroupTerm, group: Group, now_s: float) -> None:
         if group.is_unused and not group.is_being_deleted:
             self.groups.pop(group.group_id, None)
 
 
 @mutant("two groups of one name", "an unused group is dropped and begun again while its deletion is in doubt")
 def groups_are_dropped_in_their_deletion(patches: Patches) -> None:
-    @patches.instead_of(Term, "forget_unused")
-    def forget_unused(original: Any, self: Term, group: Group, now_s: float) -> None:
+    @patches.instead_of(GroupTerm, "forget_unused")
+    def forget_unused(original: Any, self: GroupTerm, group: Group, now_s: float) -> None:
         if group.is_unused:
             self.groups.pop(group.group_id, None)
 
@@ -366,7 +371,7 @@ def heartbeat_of_a_stranger_is_taken(patches: Patches) -> None:
 @mutant("dead members stay", "a coordinator that has loaded a group does not watch its members' sessions")
 def sessions_end_with_the_coordinator(patches: Patches) -> None:
     @patches.instead_of(GroupCoordinator, "loaded")
-    def loaded(original: Any, self: GroupCoordinator, term: Term) -> None: ...
+    def loaded(original: Any, self: GroupCoordinator, term: GroupTerm) -> None: ...
 
 
 @mutant("two assignments", "a leader that returns before its assignment is stored may send another one")

@@ -12,10 +12,11 @@ from minibroker.broker.replication import isr_writer
 from minibroker.broker.replication.delayed import DelayedFetch
 from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.following.fetcher import ReplicaFetcher
+from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.lifecycle import ReplicaLifecycle
 from minibroker.broker.replication.orders import ControllerOrders
-from minibroker.broker.replication.partition import CONSUMER, Partition
+from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.flushing import FlushedLog
 from minibroker.broker.storage.log import Log
 from minibroker.protocol import model, zookeeper_reads
@@ -157,8 +158,8 @@ def not_waiting_for_members_that_have_not_fetched(patches: Patches) -> None:
 @mutant("high watermark too high", "records count as stored by a follower as soon as they are sent")
 def sent_counts_as_stored(patches: Patches) -> None:
     @patches.instead_of(Partition, "read")
-    def read(original: Any, self: Partition, fetch: Any, replica_id: int, **limits: Any) -> Any:
-        response = original(self, fetch, replica_id, **limits)
+    def read(original: Any, self: Partition, fetch: Any, replica_id: int, *isolation: Any, **limits: Any) -> Any:
+        response = original(self, fetch, replica_id, *isolation, **limits)
         if len(response.records) and replica_id in self.followers:
             *_, (header, _, _) = iterate_batches(response.records)
             self.followers[replica_id].log_end_offset = header.next_offset
@@ -188,8 +189,8 @@ def high_watermark_of_proposed_isr(patches: Patches) -> None:
 
 @mutant("uncommitted reads", "consumers may read up to the log's end")
 def consumers_read_to_the_end(patches: Patches) -> None:
-    @patches.instead_of(Partition, "readable_end")
-    def readable_end(original: Any, self: Partition, replica_id: int) -> int:
+    @patches.instead_of(Partition, "end_for")
+    def end_for(original: Any, self: Partition, isolation: FetchIsolation) -> int:
         return self.log.log_end_offset
 
 

@@ -11,6 +11,7 @@ import msgspec
 from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.replica_settings import ReplicaSettings
+from minibroker.broker.replication.upkeep import log_retention
 from minibroker.broker.replication.upkeep.log_cleaner import LogCleaner
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.broker.storage import log, retention
@@ -50,17 +51,17 @@ def a_segment_too_many(patches: Patches) -> None:
 
 @mutant("retention", "followers decide about deletion by age and size themselves")
 def followers_delete_by_themselves(patches: Patches) -> None:
-    @patches.instead_of(Partition, "_expired_until")
-    def expired_until(original: Any, self: Partition, now_ms: int, limit: int) -> Any:
-        if self.is_leader:
-            return original(self, now_ms, limit)
+    @patches.instead_of(log_retention, "expired_until")
+    def expired_until(original: Any, partition: Partition, now_ms: int, limit: int) -> Any:
+        if partition.is_leader:
+            return original(partition, now_ms, limit)
         return retention.expired(
-            self.log.extents(),
-            log_start_offset=self.log.log_start_offset,
-            high_watermark=min(limit, self.high_watermark),
+            partition.log.extents(),
+            log_start_offset=partition.log.log_start_offset,
+            high_watermark=min(limit, partition.high_watermark),
             now_ms=now_ms,
-            retention_ms=self.log.config.retention_ms,
-            retention_bytes=self.log.config.retention_bytes,
+            retention_ms=partition.log.config.retention_ms,
+            retention_bytes=partition.log.config.retention_bytes,
         )
 
 
@@ -110,9 +111,9 @@ def cleaner_never_waits(patches: Patches) -> None:
 
 @mutant("outdated rule", "records written after the read of the settings are deleted by these settings")
 def deleted_past_what_was_asked(patches: Patches) -> None:
-    @patches.instead_of(Partition, "expire")
-    def expire(original: Any, self: Partition, now_ms: int, limit: int) -> None:
-        original(self, now_ms, self.high_watermark)
+    @patches.instead_of(log_retention, "expire")
+    def expire(original: Any, partition: Partition, now_ms: int, limit: int) -> None:
+        original(partition, now_ms, partition.high_watermark)
 
 
 @mutant("outdated rule", "a broker that cannot read the settings continues to delete by the former ones")

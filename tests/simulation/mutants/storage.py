@@ -18,7 +18,8 @@ from minibroker.broker.storage.compaction.cleaning import Compaction, Now
 from minibroker.broker.storage.compaction.swap import Swap
 from minibroker.broker.storage.directory import LogDirectory
 from minibroker.broker.storage.flushing import Flush, FlushedLog
-from minibroker.broker.storage.index import SparseIndex
+from minibroker.broker.storage.indexes.aborted_index import AbortedTransactions
+from minibroker.broker.storage.indexes.index import SparseIndex
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
@@ -89,6 +90,13 @@ def sizes_before_repetitions(patches: Patches) -> None:
 def compressed_size_alone_counts(patches: Patches) -> None:
     @patches.instead_of(validator, "_may_be_too_large")
     def may_be_too_large(original: Any, *_: Any) -> bool:
+        return False
+
+
+@mutant("two limits for one thing", "a batch is acknowledged although it claims records that it does not hold")
+def claims_are_believed(patches: Patches) -> None:
+    @patches.instead_of(validator, "claims_much")
+    def claims_much(original: Any, *_: Any) -> bool:
         return False
 
 
@@ -252,6 +260,23 @@ def producers_forgotten_by_the_wall_clock(patches: Patches) -> None:
         since_ms = self._clock.wall_ms() - self.config.producer_id_expiration_ms
         kept = [(i, producer) for i, producer in self._producers.capture() if producer.last_seen_ms >= since_ms]
         self._producers = ProducerState.restore(kept)
+
+
+@mutant("KAFKA-9144", "a log with many producers forgets the oldest, even with an open transaction")
+def oldest_forgotten_with_its_transaction(patches: Patches) -> None:
+    @patches.instead_of(ProducerState, "forget_oldest")
+    def forget_oldest(original: Any, self: ProducerState, most: int) -> None:
+        for producer_id in list(self._producers)[: len(self._producers) - (most - most // 10)]:
+            del self._producers[producer_id]
+            self._open.pop(producer_id, None)
+
+
+@mutant("KIP-98", "a log with many producers forgets the newest")
+def newest_forgotten(patches: Patches) -> None:
+    @patches.instead_of(ProducerState, "forget_oldest")
+    def forget_oldest(original: Any, self: ProducerState, most: int) -> None:
+        self._producers = dict(reversed(self._producers.items()))
+        original(self, most)
 
 
 @mutant("KIP-98", "a leader does not check the sequence numbers of producers")
@@ -421,3 +446,54 @@ def room_is_not_noticed(patches: Patches) -> None:
     @patches.instead_of(LogDirs, "room")
     def room(original: Any, self: LogDirs) -> Any:
         return healing.NO_ROOM
+
+
+@mutant("read_committed", "the aborted transactions that were on disk are unknown after a restart")
+def aborted_index_not_loaded(patches: Patches) -> None:
+    @patches.instead_of(recovery, "_load_aborted")
+    def load_aborted(original: Any, segments: Any, believed: int) -> int:
+        return believed
+
+
+@mutant("read_committed", "the index keeps an aborted transaction whose marker compaction has removed")
+def aborted_index_outlives_markers(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "_kept_marker")
+    def kept_marker(original: Any, self: Compaction, *rest: Any) -> Any:
+        kept = original(self, *rest)
+        self.dropped_markers.clear()
+        return kept
+
+
+@mutant("read_committed", "a compacted segment without aborted transactions keeps the index of the segment before")
+def emptied_index_not_written(patches: Patches) -> None:
+    @patches.instead_of(Swap, "carry_out")
+    def carry_out(original: Any, self: Swap) -> None:
+        path = swap._aborted(self._directory, self._base)
+        before = self._disk.read_file(path) if not self._aborted and self._disk.exists(path) else b""
+        original(self)
+        if before:
+            self._disk.write_atomically(path, before)
+
+
+@mutant("a transaction stays open", "compaction removes an old marker although a batch of its transaction stays")
+def marker_goes_before_its_batches(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "_kept_marker")
+    def kept_marker(original: Any, self: Compaction, *rest: Any) -> Any:
+        self._unended.clear()
+        return original(self, *rest)
+
+
+@mutant("lost records", "in compaction, an aborted record supersedes the committed record of its key")
+def aborted_records_supersede(patches: Patches) -> None:
+    @patches.instead_of(Compaction, "read_keys")
+    def read_keys(original: Any, self: Compaction) -> Any:
+        aborted, self._aborted = self._aborted, AbortedTransactions(())
+        yield from original(self)
+        self._aborted = aborted
+
+
+@mutant("a torn transaction", "a truncation that removes a marker leaves its transaction ended")
+def truncation_leaves_transactions_ended(patches: Patches) -> None:
+    @patches.instead_of(ProducerState, "reaches")
+    def reaches(original: Any, self: ProducerState, offset: int) -> bool:
+        return any(p.batches and p.batches[-1].last_offset >= offset for p in self._producers.values())

@@ -209,6 +209,7 @@ class VirtualCluster:
                 "log.dirs": LOG_DIR,
                 "zookeeper.connect": ZOOKEEPER,
                 "listeners": f"{DEFAULT_LISTENER}://{host}:{PORT},{CONTROL_LISTENER}://{host}:{CONTROL_PORT}",
+                "internal.segment.bytes.min": "14",
                 "offsets.topic.num.partitions": "1",  # every cluster creates these partitions, and few tests use groups
             }
             | ({} if self._secret is None else {"broker.secret": self._secret})

@@ -43,6 +43,7 @@ from collections.abc import Callable
 from contextvars import Context
 from enum import Enum
 from random import Random
+from ssl import SSLContext
 from typing import Any, NamedTuple, TypeVar
 from zlib import crc32
 
@@ -520,8 +521,9 @@ class VirtualIncoming:
     def peer(self) -> str:
         return self._peer
 
-    async def attach(self, factory: Callable[[], P]) -> P:
-        """Raises OSError after `close`."""
+    async def attach(self, factory: Callable[[], P], tls: SSLContext | None = None) -> P:
+        """Raises OSError after `close`. TLS is not simulated."""
+        assert tls is None
         try:
             await asyncio.sleep(0)
         except asyncio.CancelledError:
@@ -762,6 +764,9 @@ class VirtualTransport(asyncio.Transport):
         elif not self._flush_scheduled:
             self._flush_scheduled = True
             self._loop.call_soon(self._flush_scheduled_data, context=self._context)
+
+    def can_write_eof(self) -> bool:
+        return True
 
     def write_eof(self) -> None:
         if self._closing or self._end_written or not self._process.alive:

@@ -31,7 +31,7 @@ from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, SYNCED, Workload
 from tests.simulation.storms.report import Report, innermost_errors
-from tests.simulation.storms.settings import RETENTION_MINUTES, draw_cluster
+from tests.simulation.storms.settings import ENDLESS_RETENTION_MINUTES, RETENTION_MINUTES, draw_cluster
 from tests.simulation.storms.verdicts.history import Anomaly, History
 
 AMBUSH_S = 20.0
@@ -53,12 +53,17 @@ def elects_another(before: LeaderAndIsr, after: LeaderAndIsr) -> bool:
 
 
 class Ground(ABC):
+    keeps_offsets = False
+    """Whether committed offsets never expire, because the verdict does not know that they may."""
+
     def __init__(self, report: Report, dice: Random, is_enough: Callable[[Anomaly], bool] | None = None) -> None:
         self._is_enough = is_enough
         self.simulation = Simulation()
         self.report = report
         self.dice = dice
         brokers, self.settings = draw_cluster(report.seed, dice)
+        if self.keeps_offsets:
+            self.settings["offsets.retention.minutes"] = str(ENDLESS_RETENTION_MINUTES)
         self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
             self.simulation, brokers, self.settings, on_broker_failure=self._broker_failed, log_dirs=self.log_dirs

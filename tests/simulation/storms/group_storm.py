@@ -43,6 +43,8 @@ class GroupStorm(Storm):
             guest.partitions.clear()
         self.partitions[:] = [p for p in self.partitions if p.topic.startswith(DURABLE) and p.topic != SHRINKING]
         self.users.stay_away()
+        self.transactors.stay_away()
+        self.processors.stay_away()
         if Random(f"{report.seed} rebirth of groups").random() < 0.6:
             self.rebirth.topics.clear()
         self._all_partitions = [*self.partitions, *self.users.partitions]

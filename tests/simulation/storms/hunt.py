@@ -1,6 +1,7 @@
 """`make mutants`: run storms with each planted bug, seed after seed, until one detects it.
 
-    python -m tests.simulation.storms.hunt [--mutant NAME ...] [--max-seeds 300] [--minutes 3] [--jobs N] [--groups]
+    python -m tests.simulation.storms.hunt [--mutant NAME ...] [--max-seeds 300] [--minutes 3] [--jobs N]
+        [--groups | --transactions]
 
 It prints a line for each mutant when it is done: the number of seeds and the anomaly that caught it. An anomaly counts
 if it is a broken promise (not a crashed process), and if the same seed has no anomaly without the mutant.
@@ -18,9 +19,8 @@ import time
 from typing import NamedTuple
 
 from tests.simulation.mutants import MUTANTS, Mutant
-from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.report import Report
-from tests.simulation.storms.simulate import simulate_many
+from tests.simulation.storms.simulate import add_kinds, simulate_many
 from tests.simulation.storms.storm import Storm
 from tests.simulation.storms.verdicts.history import Anomaly
 
@@ -104,9 +104,9 @@ def main() -> int:
     parser.add_argument("--max-seeds", type=int, default=300, help="for each mutant (300)")
     parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
-    parser.add_argument("--groups", action="store_true", help="in storms of little but consumer groups")
+    add_kinds(parser)
     arguments = parser.parse_args()
-    kind = GroupStorm if arguments.groups else Storm
+    kind = arguments.kind
 
     signal.signal(signal.SIGTERM, signal.default_int_handler)
     began = time.monotonic()

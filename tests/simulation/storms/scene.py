@@ -25,6 +25,8 @@ from tests.simulation.storms.clients.growing import Growing
 from tests.simulation.storms.clients.rebirth import Rebirth
 from tests.simulation.storms.clients.rebirth_ambushes import AMBUSHES
 from tests.simulation.storms.clients.shrinking import Shrinking
+from tests.simulation.storms.clients.transacting.processors import Processors
+from tests.simulation.storms.clients.transacting.transactors import Transactors
 from tests.simulation.storms.clients.users import Users
 from tests.simulation.storms.clients.workload import SHRINKING, SYNCED
 from tests.simulation.storms.faults import operations_reassign
@@ -50,8 +52,16 @@ class Scene(Ground):
         self.growing = Growing(self, Random(f"{report.seed} growing"))
         self.compacting = Compacting(self, Random(f"{report.seed} compacting"))
         self._add_groups()
+        self._add_transactors()
         self.workload.guests += [self.users, self.compacting, self.groups, self.bookkeepers]
-        self._all_partitions = [*self.partitions, *self.compacting.partitions, *self.users.partitions]
+        self.workload.guests += [self.transactors, self.processors]
+        self._all_partitions = [
+            *self.partitions,
+            *self.compacting.partitions,
+            *self.users.partitions,
+            *self.transactors.partitions,
+            *self.processors.partitions,
+        ]
         self._invariants = Invariants(
             self.cluster, self.rebirth.committed, self.shrinking.decided, self.shrinking.promised
         )
@@ -67,6 +77,13 @@ class Scene(Ground):
         seed = self.report.seed
         self.groups = Groups(self, Random(f"{seed} groups"), self.growing, self.rebirth, at_least)
         self.bookkeepers = Bookkeepers(self, Random(f"{seed} bookkeepers"), at_least)
+
+    def _add_transactors(self, at_least: int = 0) -> None:
+        """Draw the transactors, at least so many, and the processors of what they write."""
+        seed = self.report.seed
+        self.transactors = Transactors(self, Random(f"{seed} transactions"), at_least)
+        dice = Random(f"{seed} processors")
+        self.processors = Processors(self, dice, dice.choice([0, 1, 2, 3]) if self.transactors.names else 0)
 
     # -- power --
 
@@ -142,6 +159,10 @@ class Scene(Ground):
         self.groups.forgive(exposed)
         if not set(exposed).isdisjoint(self.groups.partitions):
             self.bookkeepers.forgive()
+        of_transactions = [*self.transactors.all_partitions, *self.processors.partitions, *self.groups.partitions]
+        if not set(exposed).isdisjoint(of_transactions):
+            self.transactors.forgive()
+            self.processors.forgive()
         if not set(exposed).isdisjoint(self.compacting.partitions):
             self.compacting.forgive()
 
@@ -173,7 +194,8 @@ class Scene(Ground):
             self.workload.exposed.clear()
 
     def _restart_where_a_disk_was_mended(self) -> None:
-        """Restart brokers with an offline log directory, as an operator does: it stays offline until then."""
+        """Restart brokers as an operator does where a log directory is offline, or where logs were not opened for lack
+        of descriptors: both stay so until then."""
         for broker_id in self.idle_brokers():
             broker = self.cluster.living_broker(broker_id)
             if broker is None or self._bad_disks[broker_id]:
@@ -181,6 +203,10 @@ class Scene(Ground):
             if broker._logs.offline:
                 self.event("a broker with an offline log directory is restarted")
                 self.note(f"broker {broker_id} is restarted: {broker._logs.offline}")
+                self.take_down(broker_id, self.cluster.kill_broker)
+            elif closed := [p for manager in broker._logs.online for p in {*manager.damaged} - manager.healable]:
+                self.event("a broker with closed logs is restarted")
+                self.note(f"broker {broker_id} is restarted: {len(closed)} logs are not open")
                 self.take_down(broker_id, self.cluster.kill_broker)
 
     def _has_caught_up(self, broker_id: int) -> bool:

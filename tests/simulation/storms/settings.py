@@ -20,7 +20,8 @@ def draw_cluster(seed: int, dice: Random) -> tuple[int, dict[str, str]]:
     interval_s = Random(f"{seed} rebalance").choice(_REBALANCE_INTERVALS_S)
     settings |= {"leader.imbalance.check.interval.seconds": str(interval_s)}
     settings |= _draw_coordinator_settings(Random(f"{seed} coordinators"), brokers)
-    return brokers, settings | _draw_retention_settings(Random(f"{seed} offsets retention"))
+    settings |= _draw_retention_settings(Random(f"{seed} offsets retention"))
+    return brokers, settings | _draw_transaction_settings(Random(f"{seed} settings of transactions"), brokers)
 
 
 def _draw_broker_settings(dice: Random) -> dict[str, str]:
@@ -54,6 +55,16 @@ def _draw_coordinator_settings(dice: Random, brokers: int) -> dict[str, str]:
         "offsets.topic.segment.bytes": str(dice.choice([2_000, 20_000, 1_000_000])),
         "group.initial.rebalance.delay.ms": str(dice.choice([0, 100, 1_000])),
         "group.min.session.timeout.ms": "500",
+    }
+
+
+def _draw_transaction_settings(dice: Random, brokers: int) -> dict[str, str]:
+    """Draw few partitions of `__transaction_state`, so that transactional ids share a coordinator, and short times."""
+    return {
+        "transaction.state.log.num.partitions": str(dice.choice([1, 2, 3])),
+        "transaction.state.log.replication.factor": str(brokers),
+        "transaction.state.log.segment.bytes": str(dice.choice([2_000, 20_000, 1_000_000])),
+        "transaction.abort.timed.out.transaction.cleanup.interval.ms": str(dice.choice([200, 2_000, 10_000])),
     }
 
 

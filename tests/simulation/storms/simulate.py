@@ -30,11 +30,16 @@ from tests.simulation.simulator.ownership import current_owner
 from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.storm import Storm, simulate
+from tests.simulation.storms.transaction_storm import TransactionStorm
 from tests.simulation.storms.verdicts.history import Anomaly
 
 _TIMELINE_SHOWN = 60
 _PROGRESS_EVERY_S = 10
 _SEEDS_PER_WORKER = 4
+_KINDS: dict[str, tuple[type[Storm], str]] = {
+    "--groups": (GroupStorm, "storms of little but consumer groups"),
+    "--transactions": (TransactionStorm, "storms of little but transactions"),
+}
 
 
 class Outcome(NamedTuple):
@@ -83,6 +88,17 @@ def _outcome(
     return Outcome(report, time.process_time() - began)
 
 
+def add_kinds(parser: argparse.ArgumentParser) -> None:
+    """Add the options that choose the kind of storm, as `kind`."""
+    kinds = parser.add_mutually_exclusive_group()
+    for option, (kind, what) in _KINDS.items():
+        kinds.add_argument(option, action="store_const", const=kind, dest="kind", default=Storm, help=what)
+
+
+def option_of(kind: type[Storm]) -> str:
+    return next((f" {option}" for option, (of_option, _) in _KINDS.items() if of_option is kind), "")
+
+
 def print_failure(
     report: Report, minutes: float, mutant: str | None, kind: type[Storm] = Storm, shown: int = _TIMELINE_SHOWN
 ) -> None:
@@ -92,7 +108,7 @@ def print_failure(
     print("what came before:")
     for line in report.timeline[-shown:]:
         print(f"  {line}")
-    options = (" --groups" if kind is GroupStorm else "") + (f" --mutant {mutant}" if mutant else "")
+    options = option_of(kind) + (f" --mutant {mutant}" if mutant else "")
     # Flushed at once, even into a file, since a run of hours may be interrupted.
     print(
         f"replay: python -m tests.simulation.storms.simulate --seed {report.seed} --minutes {minutes:g}{options}",
@@ -115,6 +131,7 @@ def summary(outcomes: Sequence[Outcome], wall_s: float) -> str:
         "seeds by event: " + ", ".join(f"{kind} {seeds}" for kind, seeds in rarest_first),
         _range("faults a seed", [report.faults.total() for report in reports]),
         _range("records acknowledged", [report.acknowledged for report in reports]),
+        _range("transactions committed", [report.events["transaction committed"] for report in reports]),
         _range("leader changes with produce in flight", [report.leader_changes for report in reports]),
         _range("unclean restarts", [report.unclean_restarts for report in reports]),
         _range("seconds until whole after the last fault", [round(report.recovery_s, 1) for report in reports]),
@@ -186,9 +203,9 @@ def main() -> int:
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
     parser.add_argument("--floors", action="store_true", help="fail where a storm was too mild")
     parser.add_argument("--log", metavar="FILE", help="with --seed: what brokers and clients log")
-    parser.add_argument("--groups", action="store_true", help="storms of little but consumer groups")
+    add_kinds(parser)
     arguments = parser.parse_args()
-    kind = GroupStorm if arguments.groups else Storm
+    kind = arguments.kind
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise its workers would run forever
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log, kind)

@@ -60,6 +60,7 @@ from tests.simulation.storms.faults import operations_reassign
 from tests.simulation.storms.faults.faults import (
     FAULTS,
     FAULTS_OF_DISKS,
+    FAULTS_OF_TRANSACTIONS,
     KEPT_IN_EVERY_STORM,
     POWER_OF_SEVERAL,
     WORSE_ALONE,
@@ -141,9 +142,12 @@ class Storm(Scene):
     async def run(self, seconds: float) -> None:
         await self.cluster.start()
         await self._create_topics()
-        if self.groups.names or self.bookkeepers.names:
+        if self.groups.names or self.bookkeepers.names or self.transactors.names:
             await self.groups.create_offsets_topic()
             self._all_partitions += self.groups.partitions
+        if self.transactors.names:
+            await self.transactors.create_state_topic()
+            self._all_partitions += self.transactors.state_partitions
         self.leadership = {znodes.state_path(p): (p, self.cluster.state(p)) for p in self._all_partitions}
         self._topic_ids = {p.topic: self.topic(p.topic).topic_id for p in self._all_partitions}
         self.simulation.zookeeper.before = self._about_to_write
@@ -254,6 +258,8 @@ class Storm(Scene):
         healed_s = self.now_s
         if not await self._becomes_whole():
             return
+        await self.transactors.finish(LIVENESS_S)
+        await self.processors.finish(self.transactors.history.committed, LIVENESS_S)
         doing = ""
         try:
             async with asyncio.timeout(LIVENESS_S):
@@ -320,6 +326,8 @@ class Storm(Scene):
                 *self.users.judge(),
                 *self.groups.judge(),
                 *self.bookkeepers.judge(),
+                *self.transactors.judge(),
+                *self.processors.judge(),
             ):
                 self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
@@ -348,6 +356,8 @@ class Storm(Scene):
                         configs=configs.get(topic),
                     )
                 await self.users.create_topics(admin)
+                for guests in (self.transactors, self.processors):
+                    await guests.create_topic(admin, len(self.cluster.broker_ids))
 
         await world.process.run(create())
 
@@ -369,6 +379,8 @@ class Storm(Scene):
         self.users.start()
         self.groups.start()
         self.bookkeepers.start()
+        self.transactors.start()
+        self.processors.start()
 
     def _start_clients_of_kafka(self, topics: list[str], lasting: list[TopicPartition]) -> None:
         """Start one or two producers and consumers that speak Kafka's protocol, in two storms of three."""
@@ -399,7 +411,12 @@ class Storm(Scene):
 
     def _draw_weights(self) -> dict[str, float]:
         """Return the weight of each fault. Some are left out, some are frequent."""
-        weights = {kind: self.dice.choice([0.0, 0.0, 1.0, 1.0, 3.0]) for kind in FAULTS}
+        weights = {
+            kind: self.dice.choice([0.0, 0.0, 1.0, 1.0, 3.0]) for kind in FAULTS if kind not in FAULTS_OF_TRANSACTIONS
+        }
+        of_transactions = Random(f"{self.report.seed} faults of transactions")
+        for kind in FAULTS_OF_TRANSACTIONS:
+            weights[kind] = of_transactions.choice([0.0, 1.0, 3.0]) if self.transactors.names else 0.0
         weights |= {kind: self.dice.choice([2.0, 4.0]) for kind in KEPT_IN_EVERY_STORM}
         is_drawn = self.dice.random() < _POWER_OF_SEVERAL_PROBABILITY
         return weights | {POWER_OF_SEVERAL: 3.0 if is_drawn else 0.0}

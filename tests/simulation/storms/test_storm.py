@@ -32,6 +32,7 @@ from tests.simulation.storms.faults.faults_of_worlds import late_bytes
 from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.storm import Storm, simulate
+from tests.simulation.storms.transaction_storm import TransactionStorm
 from tests.simulation.storms.verdicts.group_history import GroupHistory, check_group
 
 SHORT_MINUTES = 0.75
@@ -207,3 +208,11 @@ async def test_a_member_outside_its_group_has_not_committed_partitions_without_a
     await storm.cluster.start()
     world = storm.cluster.client("member")
     await world.process.run(commit_too_late(storm, world))
+
+
+@pytest.mark.slow
+@every_seed(range(1, 5))
+def test_a_storm_of_transactions_breaks_no_promise(seed: int) -> None:
+    report = simulate(seed, SHORT_MINUTES, kind=TransactionStorm)
+    assert not report.anomalies, _story(report)
+    assert report.events["transaction committed"]

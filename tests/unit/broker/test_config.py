@@ -259,3 +259,12 @@ def test_a_value_of_any_length_leaves_room_for_the_rule(name: str) -> None:
     assert problem is not None
     assert len(problem) < 400
     assert "(30000 characters): give " in problem
+
+
+@pytest.mark.parametrize("line", ["broker.secret hunter22", "broker.secret hunter22=", "=hunter22"])
+def test_a_line_of_a_file_without_a_name_is_not_shown(tmp_path: Path, line: str) -> None:
+    path = tmp_path / "broker.properties"
+    path.write_text(f"broker.id=3\n{line}\n")
+    with pytest.raises(InvalidConfig, match=r"broker.properties, line 2 is not NAME=VALUE") as failed:
+        read_properties(str(path))
+    assert "hunter22" not in str(failed.value)

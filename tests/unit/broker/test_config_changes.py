@@ -1,5 +1,8 @@
 """How requests change settings, and which changes are refused."""
 
+from collections.abc import Mapping, Sequence
+from functools import partial
+
 import pytest
 
 from minibroker.broker.settings.broker_config import BrokerConfig
@@ -76,6 +79,22 @@ def test_what_a_topic_cannot_have_is_refused(changes: list[AlterableConfig], cod
     assert refused.value.code is code
 
 
+def test_segments_of_less_than_a_mebibyte_can_be_kept_and_not_set() -> None:
+    for name in ("segment.bytes", "log.segment.bytes"):
+        alter = partial(altered_topic, broker=STATIC) if name == "segment.bytes" else _altered_static
+        with pytest.raises(BrokerError, match=f"{name}=1048575: give 1048576 or more") as refused:
+            alter({}, [change(name, SET, "1048575")])
+        assert refused.value.code is ErrorCode.INVALID_CONFIG
+        assert alter({}, [change(name, SET, "1048576")]) == {name: "1048576"}
+        known = {name: "5000"}  # from an earlier release
+        assert alter(known, [change(name, SET, "5000")]) == known
+        assert alter(known, [change(name, DELETE)]) == {}
+
+
+def _altered_static(known: Mapping[str, str], changes: Sequence[AlterableConfig]) -> dict[str, str]:
+    return altered_broker(known, changes, STATIC, {})
+
+
 def test_a_topic_s_durability_may_be_repeated_and_not_changed() -> None:
     """Tools that change one setting by AlterConfigs send all others unchanged."""
     same = altered_topic({}, [change("durability", SET, "replicated")], STATIC)
@@ -95,7 +114,7 @@ def test_a_topic_s_durability_may_be_repeated_and_not_changed() -> None:
         (change("cleanup.policy", APPEND, "delete"), False),
         (change("cleanup.policy", DELETE), False),
         (change("cleanup.policy", SET, "compact"), True),
-        (change("segment.bytes", SET, "5000"), True),
+        (change("segment.bytes", SET, "5000000"), True),
     ],
 )
 def test_what_the_brokers_keep_for_themselves_is_compacted_and_never_deleted(
@@ -114,7 +133,7 @@ def test_what_the_brokers_keep_for_themselves_is_compacted_and_never_deleted(
 def test_what_was_edited_by_hand_and_is_no_setting_may_be_deleted_and_nothing_else_done_before() -> None:
     known = {"retention.hours": "5", "segment.bytes": "5000"}
     with pytest.raises(BrokerError, match=r"'retention.hours' is not known; did you mean"):
-        altered_topic(known, [change("segment.bytes", SET, "6000")], STATIC)
+        altered_topic(known, [change("segment.bytes", SET, "6000000")], STATIC)
     mended = altered_topic(known, [change("retention.hours", DELETE)], STATIC)
     assert mended == {"segment.bytes": "5000"}
 
@@ -137,13 +156,37 @@ def test_what_a_running_broker_cannot_take_is_refused(name: str, value: str, sai
 
 
 def test_what_a_broker_does_not_know_is_taken_for_the_sake_of_tools_and_changes_nothing() -> None:
-    values = altered_broker({}, [change("plugin.password", SET, "x"), change("log.retention.ms", SET, "5")], STATIC, {})
-    assert values == {"plugin.password": "x", "log.retention.ms": "5"}
+    values = altered_broker({}, [change("plugin.name", SET, "x"), change("log.retention.ms", SET, "5")], STATIC, {})
+    assert values == {"plugin.name": "x", "log.retention.ms": "5"}
     assert with_dynamic(STATIC, {"listener.name.x.ssl.keystore.location": "y"}, values) == with_dynamic(
         STATIC, {"log.retention.ms": "5"}
     )
     with pytest.raises(BrokerError, match="not a list"):
         altered_broker({}, [change("plugin.list", APPEND, "x")], STATIC, {})
+
+
+@pytest.mark.parametrize("operation", [SET, APPEND])
+@pytest.mark.parametrize(
+    ("name", "said"),
+    [
+        ("listener.name.x.plain.sasl.jaas.config", "is read-only"),
+        ("listener.name.x.ssl.keystore.location", "is read-only"),
+        ("listener.name.x.broker.secret", "is read-only"),
+        ("sasl.jass.config.jaas.config", "is a credential, which is not stored"),
+        ("listener.name.x.scram-sha-256.sasl.jaas.config", "is a credential"),
+        ("listener.name.x.y.plain.sasl.jaas.config", "is a credential"),
+        ("plugin.Password", "is a credential"),
+        ("SCRAM-SHA-256", "is a credential"),
+    ],
+)
+def test_a_secret_and_a_setting_of_one_listener_are_not_stored_and_can_be_deleted(
+    name: str, said: str, operation: AlterOperation
+) -> None:
+    with pytest.raises(BrokerError, match=said) as failed:
+        altered_broker({}, [change(name, operation, "hunter22")], STATIC, {})
+    assert failed.value.code == ErrorCode.INVALID_CONFIG
+    assert "hunter22" not in str(failed.value)
+    assert altered_broker({name: "x"}, [change(name, DELETE)], STATIC, {}) == {}
 
 
 def test_of_dynamic_settings_the_later_layer_wins_and_the_rest_stays() -> None:

@@ -29,13 +29,15 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.controller.decisions import events
-from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
+from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Network
 from tests import kafka_connection
 from tests.running import run_by
+from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 from tests.simulation.simulator.cluster import PORT as DATA_PORT
 from tests.simulation.simulator.cluster import VirtualCluster
 from tests.simulation.simulator.loop import on_virtual_loop, run
@@ -456,6 +458,59 @@ async def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() ->
         for broker_id in (0, 1):
             while any(dict(labels).get("topic") == "orders" for _, labels in await scrape(broker_id)):
                 await asyncio.sleep(0.1)
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_the_page_counts_transactions_and_what_waits_for_them() -> None:
+    settings = {
+        "transaction.partition.verification.enable": "false",
+        "transaction.max.timeout.ms": "60000",
+        "transaction.state.log.replication.factor": "1",
+    }
+    cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}", **settings})
+    await cluster.start()
+    world = cluster.client("client")
+    late = "kafka_server_replicamanager_partitionswithlatetransactionscount"
+    coordinator = "minibroker_transaction_coordinator_"
+
+    async def scrape() -> dict[tuple[str, str], float]:
+        """Return the values by name and topic, or state."""
+        page = samples((await ask(world.network, "broker-0", GET)).body)
+        return {(name, dict(of).get("topic", dict(of).get("state", ""))): value for (name, of), value in page.items()}
+
+    async def program() -> None:
+        orders = TopicPartition("orders", 0)
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=1)
+        producer = RawProducer(cluster, world)
+        producer.timeout_ms = 60_000
+        assert await producer.init() is ErrorCode.NONE
+        for committed in (True, False, False):
+            assert await producer.send(orders, b"1", b"2") is ErrorCode.NONE
+            page = await scrape()
+            assert page["kafka_cluster_partition_laststableoffsetlag", "orders"] == 2
+            assert (page[f"{coordinator}ids", "Ongoing"], page[f"{coordinator}ids", "Empty"]) == (1, 0)
+            assert await producer.end(committed=committed) is ErrorCode.NONE
+            await producer.until_state("CompleteCommit" if committed else "CompleteAbort")
+        page = await scrape()
+        assert page["kafka_cluster_partition_laststableoffsetlag", "orders"] == 0
+        counts = {name: page[f"{coordinator}{name}_total", ""] for name in ("committed", "aborted", "timed_out")}
+        assert counts == {"committed": 1, "aborted": 2, "timed_out": 0}
+        assert page["kafka_server_transaction_coordinator_metrics_partition_load_time_ms_count", ""] == 50
+
+        assert await producer.send(orders, b"times out") is ErrorCode.NONE
+        hanging = RawProducer(cluster, world, "hangs", raises_epoch=False)
+        assert await hanging.init() is ErrorCode.NONE
+        assert await hanging.send(orders, b"hangs") is ErrorCode.NONE
+        await producer.until_state("CompleteAbort", within_s=90)
+        page = await scrape()
+        assert (page[f"{coordinator}timed_out_total", ""], page[late, ""]) == (1, 0)
+        await asyncio.sleep(6 * 60)
+        page = await scrape()
+        assert page[late, ""] == 1
+        assert page["kafka_cluster_partition_laststableoffsetlag", "orders"] == 2
 
     await world.process.run(program())
 

@@ -14,22 +14,31 @@ from collections.abc import Callable
 from types import TracebackType
 from typing import Any, NamedTuple, cast
 
-from minibroker.broker.storage.producer_state import ProducerState
+from minibroker.broker.storage.producer_state import EndedTransaction, ProducerState
+from minibroker.broker.transactions.transaction import ProducerIdAndEpoch
 from minibroker.protocol import apis, topic_ids
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
 from minibroker.protocol.connections.framing import FrameReader, response_limit
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     CRC_END,
+    LIMIT,
+    READ_COMMITTED,
     BatchHeader,
+    ControlType,
     DecodedBatch,
+    EndTransactionMarker,
     decode_batch,
+    decode_control_batch,
+    encode_control_batch,
     parse_header,
     stamp,
     validate_batch,
 )
 from tests.unit.client.scripted_groups import ScriptedGroups, received_by_groups
+from tests.unit.client.scripted_transactions import ScriptedTransactions, received_by_transactions
 
 
 class Action(NamedTuple):
@@ -73,6 +82,7 @@ class Log:
         self.end = 0
         self.batches: list[StoredBatch] = []
         self.producers = ProducerState()
+        self.aborted: list[EndedTransaction] = []
         self.max_batch_bytes = 1 << 30
         self.offline: list[int] = []
         """The brokers that hold its replicas."""
@@ -101,6 +111,24 @@ class Log:
         self.end += header.last_offset_delta + 1
         return ErrorCode.NONE, base
 
+    def is_open(self, header: BatchHeader) -> bool:
+        """Whether the log has an open transaction of the batch's producer."""
+        producer = self.producers.get(header.producer_id)
+        return producer is not None and producer.epoch == header.producer_epoch and producer.open_since >= 0
+
+    def committed_values(self) -> list[bytes | None]:
+        """Return the values of committed transactions, in the order of their markers."""
+        committed: list[bytes | None] = []
+        open_values: dict[int, list[bytes | None]] = {}
+        for header, data in self.batches:
+            if header.is_control:
+                values = open_values.pop(header.producer_id, [])
+                if decode_control_batch(data, header).type is ControlType.COMMIT:
+                    committed += values
+            elif header.is_transactional:
+                open_values.setdefault(header.producer_id, []).extend(decode_batch(data).values)
+        return committed
+
     def forget_producers(self) -> None:
         self.producers = ProducerState()
 
@@ -110,12 +138,43 @@ class Log:
         self.batches.append(StoredBatch(header, data))
         self.end = header.next_offset
 
-    def read(self, offset: int, max_bytes: int) -> bytes:
+    def end_transaction(self, producer_id: int, type: ControlType, producer_epoch: int = 0) -> None:
+        """Append the marker."""
+        marker = EndTransactionMarker(type, coordinator_epoch=0)
+        data = encode_control_batch(
+            marker,
+            timestamp=0,
+            producer_id=producer_id,
+            producer_epoch=producer_epoch,
+            base_offset=self.end,
+            partition_leader_epoch=self.epoch,
+        )
+        ended = self.producers.update(parse_header(data), self.end, 0, marker)
+        if ended is not None and ended.is_aborted:
+            self.aborted.append(ended)
+        self.append_raw(bytes(data))
+
+    @property
+    def last_stable_offset(self) -> int:
+        return self.producers.last_stable_offset(self.end)
+
+    def read_end(self, isolation_level: int) -> int:
+        return self.last_stable_offset if isolation_level == READ_COMMITTED else self.end
+
+    def aborted_between(self, offset: int, end: int) -> list[m.AbortedTransaction]:
+        return [
+            m.AbortedTransaction(each.producer_id, each.first_offset)
+            for each in sorted(self.aborted, key=lambda each: each.first_offset)
+            if each.first_offset < end and each.last_offset >= offset
+        ]
+
+    def read(self, offset: int, max_bytes: int, end: int = LIMIT) -> bytes:
+        """Return batches that begin below `end`."""
         taken: list[bytes] = []
         size = 0
         first = bisect_left(self.batches, offset, key=lambda batch: batch.header.last_offset)
         for batch in self.batches[first : first + 1_000]:
-            if taken and size + len(batch.data) > max_bytes:
+            if batch.header.base_offset >= end or (taken and size + len(batch.data) > max_bytes):
                 break
             taken.append(batch.data)
             size += len(batch.data)
@@ -155,10 +214,15 @@ class ScriptedCluster:
         self.rules: list[Callable[[Received], Action | None]] = []
         self.extra_replicas: list[int] = []
         """Brokers that hold replicas and are down."""
+        self.guard: Callable[[ServerConnection, Received], m.Message | None] | None = None
+        """Answers requests in place of the cluster, unless it returns None."""
         self.next_producer_id = 1_000
         self.changed = asyncio.Event()
         self._topic_number = 0
         self.groups = ScriptedGroups(lambda node_id: self.nodes[node_id].port)
+        self.transactions = ScriptedTransactions(
+            lambda node_id: self.nodes[node_id].port, lambda partition: self.log(*partition), self.groups
+        )
 
     async def __aenter__(self) -> ScriptedCluster:
         for node in self.nodes.values():
@@ -220,6 +284,8 @@ class ScriptedCluster:
     # -- broker behaviour --
 
     async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
+        if received_by_transactions(request):
+            return self.transactions.answer(node_id, request, action.code, action.is_carried_out)
         if received_by_groups(request):
             return await self.groups.answer(node_id, request, action.code, action.is_carried_out)
         match request:
@@ -297,6 +363,8 @@ class ScriptedCluster:
                 code, base_offset = self._problem(node_id, topic.name, partition.index), -1
                 if code is ErrorCode.NONE and topic.topic_id != self.topics[topic.name].topic_id:
                     code = ErrorCode.INCONSISTENT_TOPIC_ID
+                if code is ErrorCode.NONE and action.is_carried_out and request.transactional_id is not None:
+                    code = self.joins(request.transactional_id, topic.name, partition)
                 if code is ErrorCode.NONE and action.is_carried_out:
                     code, base_offset = self.log(topic.name, partition.index).append(partition.records)
                 answer = m.ProducePartitionResponse(partition.index, action.code or code, base_offset)
@@ -306,6 +374,15 @@ class ScriptedCluster:
                 answers.append(answer)
             topics.append(m.ProduceTopicResponse(topic.name, answers))
         return m.ProduceResponse(topics)
+
+    def joins(self, transactional_id: str, topic: str, partition: m.ProducePartition) -> ErrorCode:
+        """Add the partition to the transaction, unless it has joined."""
+        header = parse_header(partition.records)
+        assert header.is_transactional
+        if self.log(topic, partition.index).is_open(header):
+            return ErrorCode.NONE
+        producer = ProducerIdAndEpoch(header.producer_id, header.producer_epoch)
+        return self.transactions.add(transactional_id, producer, TopicPartition(topic, partition.index))
 
     async def fetch(self, node_id: int, request: m.FetchRequest, action: Action) -> m.FetchResponse:
         deadline = asyncio.get_running_loop().time() + request.max_wait_ms / 1_000
@@ -336,12 +413,17 @@ class ScriptedCluster:
                     log = known.logs[partition.partition]
                     answer.current_leader_id, answer.current_leader_epoch = log.leader, log.epoch
                     answer.high_watermark, answer.log_start_offset = log.end, log.start
+                    answer.last_stable_offset = log.last_stable_offset
                     if code is ErrorCode.NONE and not log.start <= partition.fetch_offset <= log.end:
                         answer.error_code = ErrorCode.OFFSET_OUT_OF_RANGE
                     elif code is ErrorCode.NONE:
                         left = max(0, request.max_bytes - size)
-                        data = log.read(partition.fetch_offset, min(partition.partition_max_bytes, left) if left else 0)
+                        most = min(partition.partition_max_bytes, left) if left else 0
+                        end = log.read_end(request.isolation_level)
+                        data = log.read(partition.fetch_offset, most, end)
                         answer.records = memoryview(data if left else b"")
+                        if request.isolation_level == READ_COMMITTED:
+                            answer.aborted_transactions = log.aborted_between(partition.fetch_offset, end)
                         size += len(answer.records)
                 has_error = has_error or answer.error_code != ErrorCode.NONE
                 answers.append(answer)
@@ -361,7 +443,7 @@ class ScriptedCluster:
                     log = self.log(topic.name, partition.partition_index)
                     answer.leader_epoch = log.epoch
                     if partition.timestamp == m.LATEST_TIMESTAMP:
-                        answer.offset = log.end
+                        answer.offset = log.read_end(request.isolation_level)
                     elif partition.timestamp == m.EARLIEST_TIMESTAMP:
                         answer.offset = log.start
                     else:
@@ -497,6 +579,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         body = decode_request(api, envelope)
         received = Received(self.node.id, api, body)
         cluster.received.append(received)
+        if cluster.guard is not None and (response := cluster.guard(self, received)) is not None:
+            self.finish(envelope.correlation_id, body, ORDINARY, response)
+            cluster.notify()
+            return
         action = cluster.action(received)
         if api in (apis.FETCH, apis.JOIN_GROUP, apis.SYNC_GROUP):
             task = asyncio.get_running_loop().create_task(self.answer_later(envelope.correlation_id, body, action))

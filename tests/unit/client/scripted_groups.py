@@ -96,7 +96,7 @@ class ScriptedGroups:
             case g.SyncGroupRequest():
                 return await self._sync(request, code)
             case g.HeartbeatRequest():
-                return g.HeartbeatResponse(0, code or self._problem(request, is_heartbeat=True))
+                return g.HeartbeatResponse(0, code or self.problem(request, is_heartbeat=True))
             case g.LeaveGroupRequest():
                 for leaving in request.members:
                     if not code:
@@ -108,7 +108,7 @@ class ScriptedGroups:
                 return self._fetch(request, code)
         raise AssertionError(f"no script for {request}")
 
-    def _problem(self, request: Any, is_heartbeat: bool = False) -> ErrorCode:
+    def problem(self, request: Any, is_heartbeat: bool = False) -> ErrorCode:
         group = self.group(request.group_id)
         if request.member_id not in group.members:
             return ErrorCode.UNKNOWN_MEMBER_ID
@@ -159,7 +159,7 @@ class ScriptedGroups:
         )
 
     async def _sync(self, request: g.SyncGroupRequest, code: ErrorCode) -> g.SyncGroupResponse:
-        code = code or self._problem(request)
+        code = code or self.problem(request)
         group = self.group(request.group_id)
         if not code and request.assignments:
             for assignment in request.assignments:
@@ -176,7 +176,7 @@ class ScriptedGroups:
 
     def _commit(self, request: g.OffsetCommitRequest, code: ErrorCode, despite_error: bool) -> g.OffsetCommitResponse:
         if not code and request.generation_id >= 0:
-            code = self._problem(request)
+            code = self.problem(request)
         group = self.group(request.group_id)
         for topic in request.topics:
             for partition in topic.partitions:
@@ -196,6 +196,7 @@ class ScriptedGroups:
         return g.OffsetCommitResponse(0, topics)
 
     def _fetch(self, request: g.OffsetFetchRequest, code: ErrorCode) -> g.OffsetFetchResponse:
+        of_group = ErrorCode.NONE if code is ErrorCode.UNSTABLE_OFFSET_COMMIT else code
         answers = []
         for asked in request.groups:
             group = self.group(asked.group_id)
@@ -210,5 +211,5 @@ class ScriptedGroups:
                 ]
                 topic_id = next((at.topic_id for at in stored.values() if at is not None), "")
                 topics.append(g.OffsetFetchTopicResponse(topic.name, partitions, topic_id))
-            answers.append(g.OffsetFetchGroupResponse(asked.group_id, topics, code))
+            answers.append(g.OffsetFetchGroupResponse(asked.group_id, topics, of_group))
         return g.OffsetFetchResponse(0, answers)

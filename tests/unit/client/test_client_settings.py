@@ -79,6 +79,12 @@ def test_a_bootstrap_of_a_wrong_type_is_refused(bootstrap: object) -> None:
         {"partitioner": "murmur2"},
         {"client_id": "x" * 250},
         {"client_id": 5},
+        {"transactional_id": ""},
+        {"transactional_id": 5},
+        {"transactional_id": "t", "acks": 1},
+        {"transactional_id": "t", "enable_idempotence": False},
+        {"transactional_id": "t", "transaction_timeout_ms": 0},
+        {"transaction_timeout_ms": 1_000},
     ],
 )
 def test_a_producer_setting_with_an_impossible_value_is_refused_by_name(settings: dict[str, object]) -> None:
@@ -229,8 +235,21 @@ def test_a_short_value_is_shown_as_python_writes_it(value: object) -> None:
 @pytest.mark.parametrize("client", [Producer, Consumer, Admin, sync.Producer, sync.Consumer, sync.Admin])
 @pytest.mark.parametrize(
     ("name", "here"),
-    [("bootstrap_servers", "bootstrap"), ("group_id", "group="), ("transactional_id", "no transactions")],
+    [("bootstrap_servers", "bootstrap"), ("group_id", "group="), ("compression_type", "compression=")],
 )
 def test_a_name_of_another_kafka_client_is_answered_with_the_name_here(client: Any, name: str, here: str) -> None:
     with pytest.raises(TypeError, match=rf"{client.__name__}\(\) has no argument {name}: .*{here}"):
         client(**{name: "x"})
+
+
+@pytest.mark.parametrize("kind", [Producer, minibroker.sync.Producer])
+def test_kafkas_methods_of_transactions_name_the_ones_here(kind: type) -> None:
+    for name in ("init_transactions", "begin_transaction", "commit_transaction", "send_offsets_to_transaction"):
+        with pytest.raises(AttributeError, match=f"Producer has no {name}: "):
+            getattr(kind("localhost:9092", transactional_id="t"), name)
+    with pytest.raises(AttributeError, match="Transaction has no commit: the end of its block commits it"):
+        _ = kind("localhost:9092", transactional_id="t").transaction().commit
+    with pytest.raises(TypeError, match=r"no argument transactional.id: write it with _: transactional_id="):
+        kind("localhost:9092", **{"transactional.id": "t"})
+    with pytest.raises(TypeError, match=r"no argument bootstrap.servers: it is called bootstrap here"):
+        kind("localhost:9092", **{"bootstrap.servers": "t"})

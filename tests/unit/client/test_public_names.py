@@ -21,7 +21,7 @@ NOT_FOR_USERS = {World}
 """A simulated world is for minibroker's own tests."""
 PUBLIC = [getattr(module, name) for module in (minibroker, minibroker.sync) for name in module.__all__]
 CLASSES = [value for value in PUBLIC if inspect.isclass(value)]
-MADE_BY_CLIENTS = ("Delivery", "BatchDelivery", "TimelineReader")
+MADE_BY_CLIENTS = ("Delivery", "BatchDelivery", "TimelineReader", "Transaction")
 """Types that users never construct."""
 ERRORS = {
     name: kind

@@ -79,6 +79,29 @@ def test_a_new_topic_records_the_brokers_durability_if_it_differs_from_kafkas() 
         assert [a.config for a in answers if isinstance(a, NewTopic)] == [expected, {"durability": "replicated"}]
 
 
+def test_a_request_adds_at_most_ten_thousand_partitions_to_all_its_topics() -> None:
+    requests = [CreatableTopic(f"topic-{number}", num_partitions=4_000) for number in range(1_000)]
+    answers = validate(picture(THREE_BROKERS, {}), *requests, CreatableTopic("small", num_partitions=2_000))
+    assert [type(answer) for answer in (*answers[:2], answers[-1])] == [NewTopic] * 3
+    refusals = [answer for answer in answers if isinstance(answer, CreatableTopicResult)]
+    assert {refusal.error_code for refusal in refusals} == {ErrorCode.POLICY_VIOLATION}
+    assert len(refusals) == 998
+    assert "at most 10000 to all its topics, and 2000 are left" in refusals[0].error_message
+
+
+def test_requests_cannot_fill_the_cluster_with_partitions_except_with_the_brokers_own() -> None:
+    state = picture(THREE_BROKERS, {"orders-0": (1, 2, 3), "orders-1": (1, 2, 3)})
+    requests = [CreatableTopic("a", num_partitions=7), CreatableTopic("b"), CreatableTopic("__consumer_offsets")]
+    answers = list(
+        topics.validate(requests, state, {}, DEFAULTS, check_config, Random(1), count(1), max_broker_partitions=10)
+    )
+    assert [isinstance(answer, NewTopic) for answer in answers] == [True, False, True]
+    assert isinstance(answers[1], CreatableTopicResult)
+    assert answers[1].error_message.startswith(
+        "topic 'b' would get 12 new replicas, but the live brokers have room for 3 with max.broker.partitions=10"
+    )
+
+
 def test_an_explicit_assignment_is_taken_as_it_is() -> None:
     request = CreatableTopic("orders", assignments=[CreatableAssignment(1, [3, 1]), CreatableAssignment(0, [2, 3])])
     assert accepted(picture(THREE_BROKERS, {}), request).znode.partitions == {0: (2, 3), 1: (3, 1)}

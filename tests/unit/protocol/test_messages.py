@@ -42,6 +42,8 @@ def _example(info: Any) -> Any:
             return 7
         case msgspec.inspect.StrType():
             return "text"
+        case msgspec.inspect.FloatType():
+            return 0.5
         case msgspec.inspect.BoolType():
             return True
         case msgspec.inspect.BytesType():
@@ -70,7 +72,7 @@ def test_a_frame_begins_with_its_length(api: Api[Any, Any]) -> None:
 
 def test_unknown_trailing_fields_are_ignored_and_missing_ones_take_their_default() -> None:
     encode = msgspec.msgpack.encode
-    longer = encode([None, 1, 100, [], "from a newer version"])
+    longer = encode([None, 1, 100, [], True, "from a newer version"])
     assert msgspec.msgpack.decode(longer, type=m.ProduceRequest).acks == 1
     shorter = encode([-1, 0, 1, 100, 0, []])
     assert msgspec.msgpack.decode(shorter, type=m.FetchRequest).replica_epoch == -1

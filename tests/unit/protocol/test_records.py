@@ -23,7 +23,9 @@ from minibroker.protocol.records import (
     CorruptRecord,
     EndTransactionMarker,
     InvalidRecord,
+    check_count,
     check_header,
+    claims_much,
     decode_batch,
     decode_control_batch,
     encode_batch,
@@ -36,6 +38,7 @@ from minibroker.protocol.records import (
     validate_produced,
 )
 from minibroker.protocol.records.compression import Compression, compress
+from minibroker.protocol.records.header import write_header
 
 NOW = 1_700_000_000_000
 VALUES: list[bytes | None] = [b"first", None, b"", b"fourth"]
@@ -212,9 +215,17 @@ def test_producers_may_send_plain_and_idempotent_batches() -> None:
     validate_produced(header_of(producer_id=5, producer_epoch=0, base_sequence=0))
 
 
-def test_a_batch_of_a_transaction_is_refused_while_there_are_none() -> None:
-    with pytest.raises(InvalidRecord, match="there are no transactions yet"):
-        validate_produced(header_of(producer_id=5, producer_epoch=0, base_sequence=0, attributes=0x10))
+def test_a_batch_of_a_transaction_needs_a_producer_id() -> None:
+    validate_produced(header_of(producer_id=5, producer_epoch=0, base_sequence=0, attributes=0x10))
+    with pytest.raises(InvalidRecord, match="belongs to a transaction and has no producer id"):
+        validate_produced(header_of(attributes=0x10))
+
+
+def test_coordinators_may_append_to_transactions_without_a_sequence() -> None:
+    of_coordinator = header_of(producer_id=5, producer_epoch=0, base_sequence=-1, attributes=0x10)
+    validate_produced(of_coordinator, has_sequence=False)
+    with pytest.raises(InvalidRecord, match="both must be given"):
+        validate_produced(of_coordinator)
 
 
 # --- batches in a buffer ------------------------------------------------------------------------
@@ -759,3 +770,71 @@ def test_epochs_do_not_go_down_from_what_was_read_before() -> None:
     sent = stamp(parse_header(one), 4, 1) + one[CRC_END:]
     assert placed_batches(sent, 4, 20, 2, 1)[1] is None
     assert str(placed_batches(sent, 4, 20, 2, 2)[1]) == "the batch at 4 has leader epoch 1, behind 2"
+
+
+# -- the number of records that a header claims --
+
+
+def claiming(batch: bytes | bytearray, count: int) -> bytes:
+    header = parse_header(batch)
+    made = bytearray(HEADER_SIZE) + batch[HEADER_SIZE:]
+    return bytes(write_header(made, msgspec.structs.replace(header, records_count=count, last_offset_delta=count - 1)))
+
+
+def counted(batch: bytes) -> bool:
+    """Return whether the batch claims much. Raises CorruptRecord if it claims more than it has."""
+    header = parse_header(batch)
+    much = claims_much(header.magic, header.attributes, header.size, header.records_count)
+    if much:
+        check_count(batch, header)
+    return much
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("magic", [MAGIC_RECORDS, MAGIC_COLUMNS])
+def test_a_small_batch_cannot_claim_a_million_records(magic: int, compression: Compression) -> None:
+    """Consumers would stop at it."""
+    batch = encode_batch([b"v"] * 3, base_timestamp=0, magic=magic, compression=compression)
+    for claimed in (1 << 20, len(batch)):
+        with pytest.raises(CorruptRecord):
+            counted(claiming(batch, claimed))
+    garbage = bytearray(HEADER_SIZE) + b"\xff" * 8
+    header = msgspec.structs.replace(parse_header(batch), records_count=1 << 20, last_offset_delta=(1 << 20) - 1)
+    with pytest.raises(CorruptRecord):
+        counted(bytes(write_header(garbage, header)))
+
+
+@pytest.mark.parametrize("compression", list(Compression))
+@pytest.mark.parametrize("magic", [MAGIC_RECORDS, MAGIC_COLUMNS])
+def test_equal_records_may_take_less_than_a_byte_each(magic: int, compression: Compression) -> None:
+    for count in (1, 20_000):
+        batch = encode_batch(
+            [b"value"] * count, keys=[b""] * count, base_timestamp=0, magic=magic, compression=compression
+        )
+        is_squeezed = count > len(batch) - HEADER_SIZE
+        assert counted(bytes(batch)) == is_squeezed
+        assert decode_batch(batch).count == count
+
+
+@pytest.mark.parametrize(
+    "columns",
+    [
+        ([0], None, None, [b"v"], None),
+        (None, [0, 1], None, [b"v"], None),
+        (None, None, [b"k", b"k"], [b"v"], None),
+        (None, None, None, [b"v"], [None, None]),
+        (None, None, None, [7], None),
+        (None, None, None, [b"v"], None, None),
+    ],
+)
+def test_columns_said_once_for_many_records_are_as_readers_accept_them(columns: tuple[Any, ...]) -> None:
+    count = 1_000
+    fine = bytearray(HEADER_SIZE) + msgspec.msgpack.encode((None, [5], [b"k"], [b"v"], [[("h", b"1")]]))
+    header = parse_header(encode_batch([b"v"], base_timestamp=0))
+    header = msgspec.structs.replace(header, records_count=count, last_offset_delta=count - 1)
+    assert counted(bytes(write_header(fine, header)))
+    assert decode_batch(fine).count == count
+    wrong = bytes(write_header(bytearray(HEADER_SIZE) + msgspec.msgpack.encode(columns), header))
+    for read in (counted, decode_batch):
+        with pytest.raises(CorruptRecord):
+            read(wrong)

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from pyspark.sql.pandas.types import to_arrow_schema
 
 from minibroker.protocol.apis import Api
-from minibroker.protocol.records import Header, encode_batch
+from minibroker.protocol.records import READ_UNCOMMITTED, Header, encode_batch
 from minibroker.spark_jobs.source.offsets import OffsetRange
 from minibroker.spark_jobs.source.reading import ReadSettings, read_range
 from minibroker.spark_jobs.source.source import read_schema
@@ -71,8 +71,11 @@ class ScriptedLog:
         include_headers: bool = False,
         fail_on_data_loss: bool = True,
         patience_s: float = 20.0,
+        isolation_level: int = READ_UNCOMMITTED,
     ) -> list[dict[str, Any]]:
-        settings = ReadSettings(self.bootstrap, "test", include_headers, fail_on_data_loss)
+        settings = ReadSettings(
+            self.bootstrap, "test", include_headers, fail_on_data_loss, isolation_level=isolation_level
+        )
         schema = to_arrow_schema(read_schema(include_headers), timezone="UTC")
         batches = list(read_range(settings, wanted, schema, patience_s=patience_s))
         assert all(batch.schema.equals(schema) for batch in batches)

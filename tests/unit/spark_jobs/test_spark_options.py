@@ -8,6 +8,7 @@ import pytest
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.records import READ_COMMITTED, READ_UNCOMMITTED
 from minibroker.spark_jobs.source.options import (
     DEFAULT_MAX_OFFSETS_PER_TRIGGER,
     EARLIEST,
@@ -15,6 +16,7 @@ from minibroker.spark_jobs.source.options import (
     Bound,
     ReadOptions,
     Subscription,
+    WriteOptions,
     parse_include_headers,
     parse_read_options,
     parse_write_options,
@@ -65,13 +67,59 @@ def test_bootstrap_servers_has_the_name_of_kafkas_connector_too() -> None:
     assert "the port must be a number" in problem(base={"bootstrap.servers": "a:x", "subscribe": "orders"})
 
 
+def test_the_isolation_level_has_the_name_of_kafkas_connector_too() -> None:
+    assert batch().isolation_level == READ_UNCOMMITTED
+    for name in ("isolation.level", "kafka.isolation.level"):
+        assert parse_read_options(BASE | {name: "read_committed"}, is_streaming=False).isolation_level == READ_COMMITTED
+    assert "isolation.level='committed': use read_uncommitted or read_committed" in problem(
+        base=BASE | {"isolation.level": "committed"}
+    )
+    both = {"isolation.level": "read_committed", "kafka.isolation.level": "read_uncommitted"}
+    assert "isolation.level='read_committed and read_uncommitted'" in problem(base=BASE | both)
+
+
 def test_an_unknown_option_is_refused_with_the_name_that_was_probably_meant() -> None:
     assert "startingOffset='latest': this option is not known; did you mean startingOffsets?" in problem(
         startingOffset="latest"
     )
-    assert "kafka.security.protocol='SSL': this option is not known; the options are" in problem(
-        base=BASE | {"kafka.security.protocol": "SSL"}
-    )
+    assert "kafka.acks='1': this option is not known; the options are" in problem(base=BASE | {"kafka.acks": "1"})
+
+
+def test_connections_are_protected_by_kafkas_settings() -> None:
+    given = {
+        "kafka.security.protocol": "SSL",
+        "kafka.ssl.truststore.type": "PEM",
+        "kafka.ssl.truststore.location": "ca.pem",
+        "kafka.ssl.keystore.type": "PEM",
+        "kafka.ssl.keystore.location": "me.pem",
+        "kafka.ssl.key.password": "secret",
+        "kafka.ssl.endpoint.identification.algorithm": "",
+    }
+    expected = {
+        "security_protocol": "SSL",
+        "ssl_cafile": "ca.pem",
+        "ssl_certfile": "me.pem",
+        "ssl_password": "secret",
+        "ssl_check_hostname": False,
+    }
+    assert batch(**given).security == expected
+    assert batch(**{name.removeprefix("kafka."): value for name, value in given.items()}).security == expected
+    assert parse_write_options({"bootstrap.servers": "a:1", **given}, is_streaming=False).security == expected
+    login = 'org.apache.kafka.common.security.scram.ScramLoginModule required username="shop" password="secret";'
+    user = {"kafka.security.protocol": "SASL_SSL", "kafka.sasl.mechanism": "SCRAM-SHA-256"}
+    expected = {
+        "security_protocol": "SASL_SSL",
+        "sasl_mechanism": "SCRAM-SHA-256",
+        "sasl_plain_username": "shop",
+        "sasl_plain_password": "secret",
+    }
+    assert batch(**user, **{"kafka.sasl.jaas.config": login}).security == expected
+    parsed = batch(**user, **{"kafka.sasl.username": "shop", "kafka.sasl.password": "secret"})
+    assert parsed.security == expected
+    assert "secret" not in repr(parsed)
+    token = {"kafka.sasl.mechanism": "OAUTHBEARER", "kafka.sasl.oauthbearer.token.endpoint.url": "file:///run/token"}
+    assert batch(**{**user, **token}).security["sasl_mechanism"] == "OAUTHBEARER"
+    assert "give PLAINTEXT, SSL, SASL" in problem(base=BASE | {"kafka.security.protocol": "TLS"})
 
 
 def test_sparks_own_options_are_let_pass() -> None:
@@ -243,9 +291,30 @@ def test_initial_offsets_are_kept_by_streams_alone() -> None:
     assert "it is for spark.readStream" in problem(initialOffsetsFile="/c/initial.json")
 
 
+def written(*, is_streaming: bool = False, **options: str) -> WriteOptions:
+    return parse_write_options({"bootstrap.servers": "a:1", **options}, is_streaming=is_streaming)
+
+
 def test_writing_needs_brokers_and_may_name_a_topic() -> None:
-    assert parse_write_options({"bootstrap.servers": "a:1"}).topic is None
-    assert parse_write_options({"kafka.bootstrap.servers": "a:1", "topic": "t", "checkpointLocation": "c"}).topic == "t"
+    assert written().topic is None
+    options = {"kafka.bootstrap.servers": "a:1", "topic": "t", "checkpointLocation": "c"}
+    assert parse_write_options(options, is_streaming=True).topic == "t"
     for options in ({"topic": "t"}, {"bootstrap.servers": "a:1", "topic": "a b"}, BASE):
         with pytest.raises(InvalidSetting):
-            parse_write_options(options)
+            parse_write_options(options, is_streaming=False)
+
+
+def test_exactly_once_has_options_of_its_own() -> None:
+    assert not written().is_exactly_once
+    given = written(exactlyOnce="true", transactionTimeout="90s", writeId="load-1")
+    assert (given.is_exactly_once, given.transaction_timeout_ms, given.write_id) == (True, 90_000, "load-1")
+    assert written(exactlyOnce="true", is_streaming=True).transaction_timeout_ms == 900_000
+    for options, is_streaming, expected in (
+        ({"transactionTimeout": "90s"}, True, "transactionTimeout='90s': it is for exactlyOnce=true"),
+        ({"writeId": "a", "exactlyOnce": "false"}, False, "writeId='a': it is for exactlyOnce=true"),
+        ({"writeId": "a", "exactlyOnce": "true"}, True, "it is for df.write: a stream has the id of its query"),
+        ({"writeId": "", "exactlyOnce": "true"}, False, "writeId='': give 1 to 200 characters"),
+        ({"transactionTimeout": "10ms", "exactlyOnce": "true"}, True, "transactionTimeout='10ms': give 1s or more"),
+    ):
+        with pytest.raises(InvalidSetting, match=expected):
+            written(is_streaming=is_streaming, **options)

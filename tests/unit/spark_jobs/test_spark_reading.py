@@ -14,6 +14,8 @@ from minibroker.protocol.apis import FETCH, LIST_OFFSETS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
+    HEADER_SIZE,
+    READ_COMMITTED,
     ControlType,
     EndTransactionMarker,
     decode_batch,
@@ -22,6 +24,7 @@ from minibroker.protocol.records import (
     parse_header,
 )
 from minibroker.protocol.records.compression import Compression
+from minibroker.protocol.records.header import write_header
 from minibroker.spark_jobs.source import arrow
 from minibroker.spark_jobs.source.arrow import BatchBuilder
 from minibroker.spark_jobs.source.bounds import resolve, starting_offsets
@@ -30,6 +33,7 @@ from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.options import EARLIEST, LATEST, Bound, Subscription, parse_read_options
 from minibroker.spark_jobs.source.reading import ReadSettings, read_range
 from minibroker.spark_jobs.source.source import read_schema
+from tests.faults.hostile.readers import constant_batch, lying_batch
 from tests.unit.client.scripted_broker import DROP, Action, Received, reject
 from tests.unit.spark_jobs.scripted_log import ScriptedLog, scripted_log
 
@@ -119,6 +123,17 @@ def test_small_batches_are_joined_and_large_ones_are_not_held_back(log: Scripted
     assert sizes == [10_000, 10_000, 9_500]
 
 
+def test_a_batch_that_says_its_columns_once_becomes_batches_that_fit_into_memory(log: ScriptedLog) -> None:
+    log.append_raw(bytes(constant_batch(bytes(4 << 20), 20)))
+    pairs: list[tuple[str, bytes | None]] = [("h", bytes(1 << 20))]
+    log.append_raw(bytes(constant_batch(b"v", 40, headers=pairs, base_offset=20)))
+    settings = ReadSettings(log.bootstrap, "test", True, True)
+    schema = to_arrow_schema(read_schema(True), timezone="UTC")
+    batches = list(read_range(settings, log.wanted(2, 59), schema))
+    assert [offset for batch in batches for offset in batch.column("offset").to_pylist()] == list(range(2, 59))
+    assert max(batch.nbytes for batch in batches) <= 64 << 20
+
+
 def test_gaps_that_compaction_left_are_no_end_and_no_loss(log: ScriptedLog) -> None:
     # Offsets 0, 3, 7 of 0..9 are left, then an empty batch, then 20..21.
     gappy = encode_batch([b"a", b"b", b"c"], base_timestamp=1, offset_deltas=[0, 3, 7], last_offset_delta=9)
@@ -143,6 +158,57 @@ def test_control_batches_are_passed_over(log: ScriptedLog) -> None:
     assert log.offsets(log.wanted(0, 2)) == [0]
 
 
+def transactions(log: ScriptedLog) -> None:
+    """Offsets 0 (plain), 1, 2 (aborted), 3 (committed), 4 and 5 (their markers), 6 (plain), 7 (open)."""
+
+    def work() -> None:
+        for producer, values in ((None, [b"0"]), (1, [b"1", b"2"]), (2, [b"3"])):
+            log.log().append(in_transaction(values, producer))
+        log.log().end_transaction(1, ControlType.ABORT)
+        log.log().end_transaction(2, ControlType.COMMIT)
+        log.log().append(in_transaction([b"6"], None))
+        log.log().append(in_transaction([b"7"], 3))
+
+    def in_transaction(values: list[bytes], producer: int | None) -> bytearray:
+        if producer is None:
+            return encode_batch(values, base_timestamp=1)
+        return encode_batch(
+            values, base_timestamp=1, producer_id=producer, producer_epoch=0, base_sequence=0, transactional=True
+        )
+
+    log.call(work)
+
+
+@pytest.mark.parametrize("first", range(7))
+def test_read_committed_leaves_out_aborted_records_wherever_a_range_begins(log: ScriptedLog, first: int) -> None:
+    transactions(log)
+    rows = log.rows(log.wanted(first, 7), isolation_level=READ_COMMITTED)
+    assert [row["offset"] for row in rows] == [offset for offset in (0, 3, 6) if offset >= first]
+    assert log.offsets(log.wanted(first, 8)) == [offset for offset in (0, 1, 2, 3, 6, 7) if offset >= first]
+
+
+def test_read_committed_ends_at_the_last_stable_offset(log: ScriptedLog) -> None:
+    transactions(log)
+    options = {"bootstrap.servers": log.bootstrap, "subscribe": "t", "startingOffsets": "latest"}
+    for level, end in (("read_committed", 7), ("read_uncommitted", 8)):
+        parsed = parse_read_options(options | {"isolation.level": level}, is_streaming=True)
+        with LogClient(log.bootstrap, "test", isolation_level=parsed.isolation_level) as client:
+            assert starting_offsets(client, parsed)["t"].offsets[0] == end
+            assert client.latest(T)["t"].offsets[0] == end
+    with pytest.raises(MinibrokerError, match="7 to 8 were readable but no longer are: the last stable offset is 7"):
+        log.rows(log.wanted(0, 8), isolation_level=READ_COMMITTED, patience_s=0.1)
+
+
+def test_a_damaged_marker_is_reported(log: ScriptedLog) -> None:
+    transactions(log)
+    stored = log.log().batches[3]
+    damaged = bytearray(stored.data)
+    damaged[-1] ^= 1
+    log.log().batches[3] = stored._replace(data=bytes(damaged))
+    with pytest.raises(CorruptBatch, match="t-0 at or after offset 4: the CRC is"):
+        log.rows(log.wanted(0, 7))
+
+
 def test_a_damaged_batch_is_reported_with_partition_and_offset(log: ScriptedLog) -> None:
     log.append([b"a"])
     damaged = encode_batch([b"b"], base_timestamp=1, base_offset=1)
@@ -150,6 +216,15 @@ def test_a_damaged_batch_is_reported_with_partition_and_offset(log: ScriptedLog)
     log.append_raw(damaged)
     with pytest.raises(CorruptBatch, match="t-0 at or after offset 1: the CRC is"):
         log.rows(log.wanted(0, 2))
+
+
+def test_a_body_that_its_producer_filled_with_nonsense_is_reported_with_the_offset_after_it(log: ScriptedLog) -> None:
+    log.append([b"a"])
+    batch = encode_batch([b"b"] * 3, base_timestamp=1, base_offset=1)
+    log.append_raw(write_header(batch[: HEADER_SIZE + 1] + b"\xff" * 9, parse_header(batch)))
+    with pytest.raises(CorruptBatch, match="t-0 at or after offset 1: not the columns") as raised:
+        log.rows(log.wanted(0, 4))
+    assert 'startingOffsets (offset 4: {"t": {"0": 4}})' in str(raised.value)
 
 
 @pytest.mark.parametrize(("delta", "told"), [(1 << 60, 1 << 61), (1 << 62, 5 << 60)])
@@ -165,6 +240,13 @@ def test_a_timestamp_beyond_sparks_range_is_reported_with_its_offset_or_is_null(
                 builder.build()
         else:
             assert builder.build().column("timestamp").cast(pyarrow.int64()).to_pylist() == [7_000, None]
+
+
+def test_a_timestamp_that_its_batch_denies_is_null_and_fails_no_query() -> None:
+    builder = BatchBuilder(OffsetRange("t", "id", 0, 0, 2), to_arrow_schema(read_schema(False), timezone="UTC"), False)
+    builder.add(decode_batch(encode_batch([b"x"], base_timestamp=7)), 0)
+    builder.add(decode_batch(lying_batch(b"y", 1 << 60, base_offset=1)), 0)
+    assert builder.build().column("timestamp").cast(pyarrow.int64()).to_pylist() == [7_000, None]
 
 
 @pytest.mark.parametrize("deltas", [[0, 255, 7], [0, 256, 7], [3, -1, 1 << 40]], ids=["bytes", "larger", "negative"])

@@ -13,7 +13,7 @@ from pyspark.sql.streaming.datasource import ReadAllAvailable, ReadLimit, ReadMa
 
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import LIST_OFFSETS, encode_request
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.spark_jobs.source import look_ups
 from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.source import MinibrokerDataSource, RangePartition, StreamReader, read_schema
@@ -78,6 +78,19 @@ def test_batches_are_shared_out_until_nothing_is_left(log: ScriptedLog, reader: 
 def test_all_available_means_all(reader: Make) -> None:
     one = reader(maxOffsetsPerTrigger="20", minOffsetsPerTrigger="20")
     assert drained(one, one.initialOffset(), ALL) == [{"0": 10, "1": 30}]
+
+
+def test_a_stream_that_met_a_timestamp_in_nanoseconds_goes_on_with_null_after_a_restart(
+    log: ScriptedLog, reader: Make
+) -> None:
+    log.append([b"y"], partition=0, timestamp=1_790_000_000_000_000_000)
+    strict, lenient = reader(), reader(timestampOutOfRange="null")
+    start = strict.initialOffset()
+    (task, _) = strict.partitions(start, strict.latestOffset(start, ALL))
+    with pytest.raises(MinibrokerError, match=r"offset 10 .*timestampOutOfRange=null"):
+        list(strict.read(task))
+    (batch,) = lenient.read(task)
+    assert batch.column("timestamp").is_null().to_pylist() == [False] * 10 + [True]
 
 
 def test_available_now_ends_where_the_log_ended_at_its_start(log: ScriptedLog, reader: Make) -> None:

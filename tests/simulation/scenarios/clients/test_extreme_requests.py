@@ -21,6 +21,7 @@ from minibroker.protocol.apis import Api, Plane
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import groups as g
+from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import ResourceType, TopicPartition
 from minibroker.protocol.records import encode_batch
 from tests.running import run_by
@@ -93,6 +94,17 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
             validate_only=True,
         ),
     ),
+    (apis.DESCRIBE_ACLS, m.DescribeAclsRequest(1, None, None, None, 1, 1)),
+    (apis.CREATE_ACLS, m.CreateAclsRequest([])),
+    (apis.DELETE_ACLS, m.DeleteAclsRequest([])),
+    (apis.DESCRIBE_CLIENT_QUOTAS, m.DescribeClientQuotasRequest([], False)),
+    (
+        apis.ALTER_CLIENT_QUOTAS,
+        m.AlterClientQuotasRequest(
+            [m.AlteredQuotas([m.QuotaEntityPart("client-id", "a")], [m.QuotaChange("producer_byte_rate", 1.0, True)])],
+            validate_only=True,
+        ),
+    ),
     (apis.DESCRIBE_CLUSTER, m.DescribeClusterRequest()),
     (apis.DESCRIBE_PRODUCERS, m.DescribeProducersRequest([m.DescribeProducersTopic(TOPIC, [0])])),
     (
@@ -105,6 +117,24 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
         apis.LIST_PARTITION_REASSIGNMENTS,
         m.ListPartitionReassignmentsRequest(500, [m.ListPartitionReassignmentsTopic(TOPIC, [0])]),
     ),
+    (
+        apis.ADD_PARTITIONS_TO_TXN,
+        t.AddPartitionsToTxnRequest([t.TransactionToExtend("etl", 5, 0, [t.TransactionTopic(TOPIC, [0])], True)]),
+    ),
+    (apis.ADD_OFFSETS_TO_TXN, t.AddOffsetsToTxnRequest("etl", 5, 0, "billing")),
+    (apis.END_TXN, t.EndTxnRequest("etl", 5, 0, False)),
+    (
+        apis.WRITE_TXN_MARKERS,
+        t.WriteTxnMarkersRequest([t.TransactionMarker(5, 0, False, 0, [t.TransactionTopic(TOPIC, [0])])]),
+    ),
+    (
+        apis.TXN_OFFSET_COMMIT,
+        t.TxnOffsetCommitRequest(
+            "etl", "billing", 5, 0, [t.TxnOffsetCommitTopic(TOPIC, [t.TxnOffsetCommitPartition(0, 5)])]
+        ),
+    ),
+    (apis.DESCRIBE_TRANSACTIONS, t.DescribeTransactionsRequest(["etl"])),
+    (apis.LIST_TRANSACTIONS, t.ListTransactionsRequest([], [5])),
     (apis.FIND_COORDINATOR, g.FindCoordinatorRequest(0, ["billing"])),
     (
         apis.JOIN_GROUP,
@@ -124,6 +154,15 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
     (apis.DESCRIBE_GROUPS, g.DescribeGroupsRequest(["billing"])),
     (apis.LIST_GROUPS, g.ListGroupsRequest()),
     (apis.DELETE_GROUPS, g.DeleteGroupsRequest(["billing"])),
+    (apis.SASL_HANDSHAKE, m.SaslHandshakeRequest("PLAIN")),
+    (apis.SASL_AUTHENTICATE, m.SaslAuthenticateRequest(b"")),
+    (apis.DESCRIBE_USER_SCRAM_CREDENTIALS, m.DescribeUserScramCredentialsRequest([m.ScramUserName("alice")])),
+    (
+        apis.ALTER_USER_SCRAM_CREDENTIALS,
+        m.AlterUserScramCredentialsRequest(
+            [m.ScramCredentialDeletion("alice", 1)], [m.ScramCredentialUpsertion("bob", 2, 4_096, bytes(32), bytes(64))]
+        ),
+    ),
     (apis.ENVELOPE, m.EnvelopeRequest(1, True, memoryview(b"none"))),
     (apis.DESCRIBE_TIMELINE, m.DescribeTimelineRequest(0, 0, 10)),
     (apis.BROKER_HANDSHAKE, m.BrokerHandshakeRequest(1, 0, bytes(32))),
@@ -212,8 +251,8 @@ def test_a_broker_survives_every_extreme_number_in_a_request(
             await asyncio.sleep(1)
             assert cluster.living() == [0, 1, 2]
             async with Producer(cluster.bootstrap, world=world) as producer:
-                last = (await producer.send(TOPIC, b"still there")).offset
-            async with Consumer(cluster.bootstrap, topics=[TOPIC], world=world) as consumer:
+                last = (await producer.send(TOPIC, b"still there", partition=0)).offset
+            async with Consumer(cluster.bootstrap, partitions=[TopicPartition(TOPIC, 0)], world=world) as consumer:
                 async for record in consumer:
                     if record.offset == last:
                         assert record.value == b"still there"

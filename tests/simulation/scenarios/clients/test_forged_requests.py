@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
 
 import pytest
@@ -14,7 +15,7 @@ from minibroker.client.producer import Producer
 from minibroker.controller.governing.registration import Registration, SecretDiffers
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
-from minibroker.protocol.apis import BROKER_HANDSHAKE, FETCH, LIST_OFFSETS, Api
+from minibroker.protocol.apis import BROKER_HANDSHAKE, FETCH, LIST_OFFSETS, Api, Plane
 from minibroker.protocol.connections.broker_connections import BrokerConnections, NotTrusted
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -45,8 +46,9 @@ def with_cluster(program: Program, settings: dict[str, str] | None = None) -> No
     with_client(with_records, topic, settings=settings, host="stranger")
 
 
-async def produce(cluster: VirtualCluster, world: VirtualWorld) -> None:
-    async with Producer(cluster.bootstrap, world=world) as producer:
+async def produce(cluster: VirtualCluster, world: VirtualWorld, brokers: Sequence[int] | None = None) -> None:
+    bootstrap = cluster.bootstrap if brokers is None else ",".join(f"{host_name(each)}:{PORT}" for each in brokers)
+    async with Producer(bootstrap, world=world) as producer:
         for number in range(10):
             await producer.send(ORDERS.topic, b"%d" % number)
 
@@ -92,7 +94,7 @@ async def test_an_order_from_an_unproven_sender_is_refused_counted_and_has_no_ef
         if secret is not None:
             handshake = await shake_hands(connection, world.random, 1, broker_id)
             await refusal_of(authenticate(connection, handshake.connecting_proof(secret)))
-        assert "in the name of broker 1, over a connection that is anonymous" in await refusal_of(
+        assert "in the name of broker 1, over a connection that is User:ANONYMOUS" in await refusal_of(
             connection.request(api, request)
         )
         page = (await cluster.broker(broker_id)._render_metrics()).decode()
@@ -148,6 +150,7 @@ async def test_a_broker_speaks_only_for_itself(cluster: VirtualCluster, world: V
     for api, request in forged_orders(cluster, 0, ORDERS, controller_id=2):
         detail = await refusal_of(connection.request(api, request))
         assert "in the name of broker 2, over a connection that is broker 1" in detail
+        assert "need the same broker.secret.file" in detail
 
 
 @run_by(with_cluster)
@@ -248,13 +251,12 @@ def test_a_broker_with_another_secret_is_logged_with_the_remedy_and_not_suspecte
         odd = next(broker_id for broker_id in cluster.broker_ids if broker_id not in needed)
         cluster.kill_broker(odd)
         cluster.own_settings[odd] = {"broker.secret": WRONG.decode()}
-        await cluster.start_broker(odd)
         path = znodes.broker_path(odd)
-        epoch = cluster.simulation.zookeeper.stat(path).czxid
         with caplog.at_level(logging.WARNING):
-            caplog.clear()
+            await cluster.start_broker(odd)
+            epoch = cluster.simulation.zookeeper.stat(path).czxid
             await asyncio.sleep(10)  # ten times the detection time of a crash
-            await produce(cluster, world)
+            await produce(cluster, world, [broker_id for broker_id in cluster.broker_ids if broker_id != odd])
         assert f"broker {odd} at {host_name(odd)}:{CONTROL_PORT} does not have this broker's secret" in caplog.text
         assert "give all brokers of the cluster the same broker.secret.file" in caplog.text
         assert len(caplog.messages) < 10
@@ -286,3 +288,47 @@ async def test_brokers_without_a_secret_log_that_at_start_and_trust_every_caller
         assert "has no secret" in await refusal_of(shake_hands(connection, world.random, 1, 0))
 
     await world.process.run(program())
+
+
+class Silent(asyncio.Protocol):
+    """A connection that says nothing."""
+
+    def __init__(self) -> None:
+        self.is_open = True
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self.is_open = False
+
+
+@run_by(with_cluster, settings={"max.connections": "30", "max.connections.per.ip": "20"})
+async def test_strangers_who_fill_the_control_listeners_keep_no_broker_out(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    """A new controller reaches the others, and takes none of them for dead; strangers are closed after a while."""
+    filling = asyncio.create_task(_fill_control_listeners(cluster, world))
+    await asyncio.sleep(5)
+    (controller,) = cluster.active_controllers()
+    epochs = {each: cluster.broker(each).broker_epoch for each in cluster.living() if each != controller}
+    cluster.kill_broker(controller)
+    await cluster.until(lambda: set(cluster.active_controllers()) - {controller}, within_s=2)
+    await produce(cluster, world)
+    await asyncio.sleep(20)
+    assert {each: cluster.broker(each).broker_epoch for each in cluster.living()} == epochs
+    for each in epochs:
+        assert cluster.broker(each)._server.planes[Plane.CONTROL].quotas.gave_way > 0
+    filling.cancel()
+    strangers = await filling
+    await asyncio.sleep(15)
+    assert not any(stranger.is_open for stranger in strangers)
+
+
+async def _fill_control_listeners(cluster: VirtualCluster, world: VirtualWorld) -> list[Silent]:
+    strangers: list[Silent] = []
+    try:
+        while True:
+            for broker_id in cluster.broker_ids:
+                with contextlib.suppress(OSError):
+                    strangers.append(await world.network.connect(host_name(broker_id), CONTROL_PORT, Silent))
+            await asyncio.sleep(0.05)
+    except asyncio.CancelledError:
+        return strangers

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from typing import Any
+from unittest.mock import patch
 
 import pytest
 
@@ -18,8 +19,9 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import apis as kafka
-from minibroker.protocol.kafka import data, metadata
+from minibroker.protocol.kafka import data, metadata, transactions
 from minibroker.protocol.kafka.schema import KafkaApi
+from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import (
     MAGIC_COLUMNS,
@@ -34,7 +36,7 @@ from minibroker.protocol.topic_ids import make
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
 from tests.running import run_by
-from tests.simulation.scenarios.helpers import replicas_of, with_client
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
 
@@ -68,9 +70,9 @@ def batch(*values: bytes) -> memoryview:
     return memoryview(encode_batch(list(values), base_timestamp=1_000, magic=MAGIC_RECORDS))
 
 
-def produce(records: memoryview, acks: int = -1, topic: str = ORDERS, transactional_id: str | None = None) -> Any:
+def produce(records: memoryview, acks: int = -1, topic: str = ORDERS) -> Any:
     partitions = [m.ProducePartition(0, records)]
-    return m.ProduceRequest(transactional_id, acks, 5_000, [m.ProduceTopic(topic, partitions)])
+    return m.ProduceRequest(None, acks, 5_000, [m.ProduceTopic(topic, partitions)])
 
 
 def fetch(
@@ -111,9 +113,14 @@ async def test_api_versions_lists_the_versions_that_a_client_can_use(
     answer = await connection.request(metadata.API_VERSIONS, version, request)
     assert answer.error_code == ErrorCode.NONE
     told = {each.api_key: (each.min_version, each.max_version) for each in answer.api_keys}
-    assert told[apis.PRODUCE.key] == (0, 11)
+    assert told[apis.PRODUCE.key] == (0, 12)
     assert told[apis.FETCH.key] == (4, 17)
     assert apis.ENVELOPE.key not in told
+    # Java clients that send version 3 reject supported features with a lowest level of 0 (KAFKA-17011)
+    assert answer.supported_features == ([m.SupportedFeature("transaction.version", 0, 2)] if version >= 4 else [])
+    finalized = [m.FinalizedFeature("transaction.version", 2, 2)] if version >= 3 else []
+    assert answer.finalized_features == finalized
+    assert answer.finalized_features_epoch == (0 if version >= 3 else -1)
 
 
 @run_by(with_cluster)
@@ -188,7 +195,7 @@ async def test_bad_input_closes_the_connection_without_an_answer(
 @pytest.mark.parametrize(
     ("frame", "said"),
     [
-        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc", "a TLS handshake: listeners are PLAINTEXT"),
+        (b"\x16\x03\x01\x02\0\x01\0\x01\xfc", "a TLS handshake, but this listener is PLAINTEXT"),
         (b"GET / HTTP/1.1\r\n\r\n", "HTTP, but this listener serves Kafka's protocol: metrics are at metrics.listener"),
     ],
 )
@@ -368,14 +375,13 @@ async def test_a_failure_with_acks_0_closes_the_connection(cluster: VirtualClust
 
 
 @run_by(with_cluster)
-async def test_an_error_is_where_clients_of_kafka_look_for_it(
-    cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
-) -> None:
+async def test_an_error_is_where_clients_of_kafka_look_for_it(cluster: VirtualCluster, world: VirtualWorld, /) -> None:
     connection = await to_leader(cluster, world)
-    answer = await connection.request(data.PRODUCE, 9, produce(batch(b"a"), transactional_id="t"))
-    part = answer.responses[0].partition_responses[0]
+    twice = produce(batch(b"a"))
+    twice.topic_data.append(twice.topic_data[0])
+    part = (await connection.request(data.PRODUCE, 9, twice)).responses[0].partition_responses[0]
     assert part.error_code == ErrorCode.INVALID_REQUEST
-    assert "transactions" in part.error_message
+    assert "twice" in part.error_message
     answer = await connection.request(data.PRODUCE, 9, produce(memoryview(b"")))
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.INVALID_RECORD
     for version in (4, 12, 14, 15, 17):
@@ -385,20 +391,41 @@ async def test_an_error_is_where_clients_of_kafka_look_for_it(
     answer = await connection.request(data.FETCH, 11, fetch(topic="nobody-has-it"))
     assert answer.error_code == ErrorCode.NONE
     assert answer.responses[0].partitions[0].error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-    request = wire(metadata.FIND_COORDINATOR, key="t", key_type=1, coordinator_keys=["t"])
-    answer = await connection.request(metadata.FIND_COORDINATOR, 1, request)
-    assert (answer.error_code, answer.node_id) == (ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED, -1)
-    assert "there are no transactions yet" in answer.error_message
-    answer = await connection.request(metadata.FIND_COORDINATOR, 4, request)
-    assert answer.coordinators[0].error_code == ErrorCode.NONE
-    assert answer.coordinators[0].host == host_name(answer.coordinators[0].node_id)
-    answer = await connection.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("t"))
-    assert answer.error_code == ErrorCode.UNSUPPORTED_VERSION
-    [told] = [record.getMessage() for record in caplog.records if record.name == "minibroker.transactions"]
-    assert "was refused transactional.id 't': there are no transactions yet" in told
     topics = [m.ListOffsetsTopic(ORDERS, [m.ListOffsetsPartition(0, 99, -1)])]
     answer = await connection.request(data.LIST_OFFSETS, 7, m.ListOffsetsRequest(-1, 0, topics))
     assert answer.topics[0].partitions[0].error_code == ErrorCode.UNKNOWN_LEADER_EPOCH
+
+
+@run_by(with_cluster)
+async def test_a_transactional_producer_finds_its_coordinator_and_gets_an_epoch(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    connection = await to_leader(cluster, world)
+    request = wire(metadata.FIND_COORDINATOR, key="etl", key_type=1, coordinator_keys=["etl"])
+    found = await connection.request(metadata.FIND_COORDINATOR, 1, request)
+    while found.error_code == ErrorCode.COORDINATOR_NOT_AVAILABLE:  # the topic is being created
+        await asyncio.sleep(0.1)
+        found = await connection.request(metadata.FIND_COORDINATOR, 1, request)
+    assert found.error_code == ErrorCode.NONE
+    [same] = (await connection.request(metadata.FIND_COORDINATOR, 4, request)).coordinators
+    assert (same.error_code, same.node_id, same.host) == (ErrorCode.NONE, found.node_id, found.host)
+    others = await connect(world.network, host_name((found.node_id + 1) % 3), PORT)
+    refused = await others.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("etl"))
+    assert refused.error_code == ErrorCode.NOT_COORDINATOR
+    coordinator = await connect(world.network, found.host, found.port)
+    epochs: list[int] = []
+    while len(epochs) < 2:
+        answer = await coordinator.request(data.INIT_PRODUCER_ID, 4, m.InitProducerIdRequest("etl"))
+        if answer.error_code == ErrorCode.NONE:
+            epochs.append(answer.producer_epoch)
+        else:
+            assert answer.error_code in (ErrorCode.COORDINATOR_LOAD_IN_PROGRESS, ErrorCode.CONCURRENT_TRANSACTIONS)
+            await asyncio.sleep(0.1)
+    assert epochs == [0, 1]
+    for version, fenced in ((1, ErrorCode.INVALID_PRODUCER_EPOCH), (5, ErrorCode.PRODUCER_FENCED)):
+        end = t.EndTxnRequest("etl", answer.producer_id, 0, True)
+        ended = await coordinator.request(transactions.END_TXN, version, end)
+        assert ended.error_code == fenced
 
 
 async def id_of_orders(connection: KafkaConnection) -> str:
@@ -527,6 +554,7 @@ async def test_a_metadata_request_right_after_the_loss_of_a_leader_names_its_suc
 ) -> None:
     """librdkafka asks once, in that millisecond, and then waits up to a second."""
 
+    await lead_apart_from_the_controller(cluster, world)
     leader, others, connections = await of_leader_and_others(cluster, world)
     cluster.kill_broker(leader)
 
@@ -608,6 +636,24 @@ async def test_a_broker_that_no_longer_follows_a_leader_does_not_consider_it_los
 def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
     replicas = replicas_of(cluster, broker_id)
     return replicas.fetchers.lost_leaders()
+
+
+async def lead_apart_from_the_controller(cluster: VirtualCluster, world: VirtualWorld) -> None:
+    """Have the partition led by another broker than the controller's, so that an election after the loss of its leader
+    need not wait for a new controller."""
+    partition = TopicPartition(ORDERS, 0)
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+        [controller] = cluster.active_controllers()
+        replicas = [*(set(cluster.broker_ids) - {controller}), controller]
+        await admin.alter_partition_reassignments({partition: replicas})
+        await cluster.until(lambda: set(cluster.state(partition).isr) == set(replicas))
+        await admin.elect_leaders("preferred", [partition])
+        await cluster.until(
+            lambda: all(
+                replica_of(cluster, broker_id, partition).leader_id == replicas[0] for broker_id in cluster.broker_ids
+            )
+        )
 
 
 async def of_leader_and_others(
@@ -733,7 +779,8 @@ async def test_a_fetch_of_very_many_batches_returns_only_records(
     connection = await to_leader(cluster, world)
     one = bytes(batch(b"a"))
     written = one * count + bytes(encode_batch([b"z"], base_timestamp=1_000, magic=last))
-    answer = await connection.request(data.PRODUCE, 9, produce(memoryview(written)))
+    with patch("minibroker.broker.handlers.produce.check_one_batch"):  # thousands of requests would take long
+        answer = await connection.request(data.PRODUCE, 9, produce(memoryview(written)))
     assert answer.responses[0].partition_responses[0].error_code == ErrorCode.NONE
     answer = await connection.request(data.FETCH, 11, fetch())
     [part] = answer.responses[0].partitions

@@ -33,6 +33,8 @@ from tests.simulation.simulator.zookeeper import VirtualSession
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]
+BACKOFF_S = 0.1
+"""The client's `retry_backoff_ms`."""
 LONGEST_STALL_S = 0.05
 """The stall without a controlled shutdown is 0.1 s here, because computation takes no virtual time."""
 
@@ -97,10 +99,9 @@ class Writers:
 
 
 @pytest.mark.slow
-@every_seed(range(1, 3))
-def test_a_rolling_restart_stalls_no_write_for_long(seed: int) -> None:
-    """The seeds are chosen: with one in ten, the client asks a broker that does not know the new leader yet, and
-    retries after its back-off."""
+def test_a_rolling_restart_stalls_no_write_for_long() -> None:
+    """On at most one seed of four, the client asks a broker that does not know the new leader yet, and retries after
+    its back-off."""
 
     async def scenario() -> float:
         cluster = await start_cluster()
@@ -116,7 +117,9 @@ def test_a_rolling_restart_stalls_no_write_for_long(seed: int) -> None:
         await writers.stop()
         return writers.longest_s
 
-    assert run(scenario(), seed=seed) <= LONGEST_STALL_S
+    *others, longest = sorted(run(scenario(), seed=seed) for seed in range(4))
+    assert max(others) <= LONGEST_STALL_S
+    assert longest <= LONGEST_STALL_S + BACKOFF_S
 
 
 def test_without_a_controlled_shutdown_writes_stall_for_longer() -> None:
@@ -386,11 +389,14 @@ async def test_only_a_broker_may_request_a_shutdown_and_only_of_its_own_current_
     assert all(one in cluster.state(partition).isr for partition in PARTITIONS)
 
 
+@every_seed(range(4))
 @pytest.mark.parametrize(
     ("after_ms", "is_killed"),
     [(4.5, False), *(pytest.param(*other, marks=pytest.mark.slow) for other in [(4.5, True), (8, False)])],
 )
-def test_no_write_waits_for_a_broker_that_leaves_just_as_it_joins_the_isr(after_ms: float, is_killed: bool) -> None:
+def test_no_write_waits_for_a_broker_that_leaves_just_as_it_joins_the_isr(
+    after_ms: float, is_killed: bool, seed: int
+) -> None:
     async def scenario() -> float:
         cluster = await start_cluster()
         victim = next(b for b in cluster.broker_ids if b != controller_of(cluster))
@@ -408,7 +414,7 @@ def test_no_write_waits_for_a_broker_that_leaves_just_as_it_joins_the_isr(after_
         return writers.longest_s
 
     # A pending ISR change is announced to the controller with a delay.
-    assert run(scenario(), seed=int(2 * after_ms)) <= LONGEST_STALL_S + (0.15 if is_killed else 0.05)
+    assert run(scenario(), seed=seed) <= LONGEST_STALL_S + (0.15 if is_killed else 0.05)
 
 
 # --- Kills during a controlled shutdown -----------------------------------------------------------------------------

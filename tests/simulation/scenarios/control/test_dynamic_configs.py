@@ -5,9 +5,12 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable, Mapping
+from typing import Any
 
 import pytest
 
+from minibroker.broker.network import quotas
+from minibroker.broker.settings import dynamic_config
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigErrors, ConfigResource
 from minibroker.client.cli.configs import expected
@@ -23,6 +26,7 @@ from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
+from tests.simulation.simulator.zookeeper import VirtualSession
 
 P0 = TopicPartition("orders", 0)
 ORDERS = ConfigResource.of_topic("orders")
@@ -65,6 +69,43 @@ async def refused(admin: Admin, resource: ConfigResource, *changes: ConfigChange
     error = caught.value.errors[resource]
     assert isinstance(error, BrokerError)
     return error
+
+
+# --- The most work that a client can order ----------------------------------------------------------------------
+
+
+@run_by(play)
+async def test_settings_of_many_unknown_topics_are_denied_without_zookeeper(
+    cluster: VirtualCluster, admin: Admin, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    reads: list[str] = []
+    get = VirtualSession.get
+
+    async def counted(self: VirtualSession, path: str, *arguments: Any) -> Any:
+        reads.append(path)
+        return await get(self, path, *arguments)
+
+    monkeypatch.setattr(VirtualSession, "get", counted)
+    unknown = [ConfigResource.of_topic(f"no-{number}") for number in range(500)]
+    with pytest.raises(ConfigErrors) as described:
+        await admin.describe_configs(unknown)
+    assert len(described.value.errors) == 500
+    with pytest.raises(ConfigErrors) as altered:
+        await admin.incremental_alter_configs({resource: [set_to("retention.ms", 5)] for resource in unknown})
+    codes = {error.code for error in altered.value.errors.values() if isinstance(error, BrokerError)}
+    assert codes == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+    assert sum("no-" in path for path in reads) <= 60
+
+
+@run_by(play)
+async def test_notifications_of_changes_do_not_pile_up(
+    cluster: VirtualCluster, admin: Admin, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(dynamic_config, "MOST_CHANGES", 5)
+    for number in range(20):
+        await admin.incremental_alter_configs({ORDERS: [set_to("segment.bytes", 5_000 + number)]})
+    await until_all_have(cluster, 5_019)
+    await cluster.until(lambda: len(cluster.simulation.zookeeper.names(znodes.CONFIG_CHANGES)) <= 5)
 
 
 # --- Every broker applies a change ------------------------------------------------------------------------------
@@ -269,13 +310,13 @@ def test_malformed_notifications_are_logged_once_and_not_by_brokers_that_start_l
         return sum(text in record.getMessage() for record in caplog.records)
 
     async def scenario(cluster: VirtualCluster, admin: Admin) -> None:
-        notifications = (b"nonsense", b'{"version":2,"entity_path":"users/alice"}')
+        notifications = (b"nonsense", b'{"version":2,"entity_path":"hosts/10.0.0.1"}')
         for number, data in enumerate(notifications):
             cluster.simulation.zookeeper.make(f"{znodes.CONFIG_CHANGE_PREFIX}x{number}", data)
         await asyncio.sleep(2)
         for _ in range(2):
             assert lines("a notification of changes is malformed") == 3
-            assert lines("/config/users/alice holds no settings") == 3
+            assert lines("/config/hosts/10.0.0.1 holds no settings") == 3
             await cluster.stop_broker(2)
             await cluster.start_broker(2)
             await asyncio.sleep(5)
@@ -369,14 +410,14 @@ async def test_kafkas_settings_are_accepted_and_those_without_effect_are_marked(
     await cluster.until(lambda: replica_of(cluster, 1, P0).log.config.flush_ms == 1_000)
 
     own = ConfigResource.of_broker(1)
-    of_brokers = {"background.threads": "5", "log.segment.delete.delay.ms": "7", "plugin.password": "x"}
+    of_brokers = {"background.threads": "5", "log.segment.delete.delay.ms": "7", "plugin.name": "x"}
     await admin.incremental_alter_configs({own: [set_to(n, v) for n, v in of_brokers.items()]})
     await admin.incremental_alter_configs({ALL: [set_to("another.plugin", "x"), set_to("log.roll.ms", 5_000)]})
     entries = (await admin.describe_configs([own], documentation=True))[own]
     shown = {name: entries[name].value for name in (*of_brokers, "another.plugin")}
-    assert shown == of_brokers | {"plugin.password": None, "another.plugin": None}
+    assert shown == of_brokers | {"plugin.name": None, "another.plugin": None}
     assert all(entries[name].is_without_effect for name in shown)
-    assert (entries["plugin.password"].is_sensitive, entries["plugin.password"].problem) == (True, None)
+    assert (entries["plugin.name"].is_sensitive, entries["plugin.name"].problem) == (True, None)
     assert (entries["log.roll.ms"].value, entries["log.roll.ms"].is_without_effect) == ("5000", False)
 
 
@@ -577,12 +618,14 @@ async def test_network_tasks_and_connection_limits_follow_their_settings(
         pool = server.planes[Plane.DATA].pool
         assert sum(not task.done() for task in pool._tasks) <= max(handlers, 2)
         assert 0 <= server.planes[Plane.DATA].pool.idle_ratio() <= 1
-    open_now = server.planes[Plane.DATA].quotas.total
+    open_now = server.planes[Plane.DATA].quotas.clients
     await admin.incremental_alter_configs({ConfigResource.of_broker(1): [set_to("max.connections", open_now)]})
     world = cluster.client("another")
     await asyncio.sleep(1)
-    with pytest.raises(NetworkError):
-        await ask(world)
+    with pytest.MonkeyPatch.context() as patched:
+        patched.setattr(quotas, "MIN_IDLE_S", 1_000.0)  # nobody gives way
+        with pytest.raises(NetworkError):
+            await ask(world)
     await admin.incremental_alter_configs({ConfigResource.of_broker(1): [ConfigChange.delete("max.connections")]})
     await asyncio.sleep(1)
     await ask(world)

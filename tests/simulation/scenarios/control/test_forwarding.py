@@ -147,9 +147,10 @@ async def test_a_client_that_cannot_reach_the_controller_finds_the_broker_that_c
         assert cluster.active_controllers() == [controller]
 
 
+@pytest.mark.parametrize("seed", range(12))  # whom the client asks for metadata differs
 @run_by(with_client, settings={"zookeeper.session.timeout.ms": "60000", "broker.crash.detection.ms": "60000"})
 async def test_a_client_that_cannot_reach_the_controller_switches_from_a_hanging_broker(
-    cluster: VirtualCluster, world: VirtualWorld, /
+    cluster: VirtualCluster, world: VirtualWorld, /, seed: int
 ) -> None:
     controller = await until_controller(cluster)
     first = next(b for b in cluster.broker_ids if b != controller)

@@ -131,14 +131,19 @@ async def _whole(cluster: VirtualCluster, partition: TopicPartition = HURT) -> N
 async def _leader(cluster: VirtualCluster, *, may_control: bool = True) -> int:
     """Return the leader of the partition that will be damaged."""
     leader = cluster.state(HURT).leader
-    if not may_control and [leader] == cluster.active_controllers():
-        cluster.kill_broker(leader)
-        await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
-        await cluster.until(lambda: cluster.active_controllers())
-        await cluster.start_broker(leader)
-        await _whole(cluster)
+    while not may_control and [leader] == cluster.active_controllers():
+        await _move_away(cluster, leader)
         leader = cluster.state(HURT).leader
     return leader
+
+
+async def _move_away(cluster: VirtualCluster, leader: int) -> None:
+    """Let another broker lead the partition, and one become the controller."""
+    cluster.kill_broker(leader)
+    await cluster.until(lambda: cluster.state(HURT).leader not in (leader, NO_LEADER))
+    await cluster.until(lambda: cluster.active_controllers())
+    await cluster.start_broker(leader)
+    await _whole(cluster)
 
 
 # --- When a damaged replica may be deleted ---------------------------------------------------------------------

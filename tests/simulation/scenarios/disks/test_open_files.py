@@ -11,7 +11,6 @@ from functools import partial
 
 import pytest
 
-from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.manager import LogManager
 from minibroker.broker.storage.recovery.continuity import DataContinuity
 from minibroker.client.admin import Admin
@@ -165,12 +164,14 @@ async def test_a_topic_is_deleted_despite_a_long_shortage_of_descriptors(
 async def test_a_topic_is_deleted_though_a_broker_could_not_create_its_replica(
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
+    [controller] = cluster.active_controllers()  # it needs descriptors for the connections of the requests
+    short = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
     async with Admin(cluster.bootstrap, world=world) as admin:
-        limit_files(cluster, 1, 0)
-        await admin.create_topic("small", assignments=[[0, 1]])
+        limit_files(cluster, short, 0)
+        await admin.create_topic("small", assignments=[[controller, short]])
         with suppress(MinibrokerError):
             await asyncio.wait_for(admin.delete_topic("small"), 3)
-        limit_files(cluster, 1, 1_000)
+        limit_files(cluster, short, 1_000)
     await cluster.until(lambda: not cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS), within_s=140)
 
 
@@ -206,18 +207,61 @@ async def test_a_directory_survives_that_anothers_failure_is_recorded_during_a_s
 
 
 @run_by(with_cluster)
-async def test_a_broker_that_cannot_open_all_its_logs_does_not_start_and_loses_nothing(
+async def test_a_broker_that_cannot_open_all_its_logs_says_so_and_serves_the_others(
     cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture
 ) -> None:
     await cluster.stop_broker(0)
-    limit_files(cluster, 0, PARTITIONS // 2)
-    with pytest.raises(DataDirectoryUnusable, match="raise the hard limit"):
-        await cluster.start_broker(0)
+    limit_files(cluster, 0, PARTITIONS)
+    with caplog.at_level(logging.ERROR, "minibroker.storage"):
+        broker = await cluster.start_broker(0)
+    open_logs = len(list(broker._logs.logs()))
+    assert 0 < open_logs <= 3 / 4 * PARTITIONS
+    assert len(broker._logs.damaged) == PARTITIONS - open_logs
+    assert not broker._logs.healable
+    assert f"{PARTITIONS - open_logs} of the replicas in" in caplog.text
+    assert "Raise the hard limit of this process" in caplog.text
+    await cluster.until(lambda: NO_LEADER not in [cluster.state(TopicPartition(TOPIC, p)).leader for p in range(40)])
+    await produce(cluster, world)
+    await cluster.stop_broker(0)
     limit_files(cluster, 0, 10 * PARTITIONS)
     broker = await cluster.start_broker(0)
     assert not broker._logs.damaged
     assert len(list(broker._logs.logs())) == PARTITIONS
     await produce(cluster, world)
+    everywhere = (0, 1, 2)
+    await cluster.until(
+        lambda: all(tuple(sorted(cluster.state(TopicPartition(TOPIC, p)).isr)) == everywhere for p in range(40))
+    )
+
+
+@pytest.mark.parametrize("by", ["size", "time"])
+@run_by(with_cluster)
+async def test_segments_of_one_topic_leave_descriptors_for_all_others(
+    cluster: VirtualCluster, world: VirtualWorld, /, caplog: pytest.LogCaptureFixture, by: str
+) -> None:
+    limit = 8 * PARTITIONS
+    for broker_id in cluster.broker_ids:
+        limit_files(cluster, broker_id, limit)
+    many = TopicPartition("many", 0)
+    async with Admin(cluster.bootstrap, world=world) as admin, Producer(cluster.bootstrap, world=world) as producer:
+        configs = {"segment.bytes": "100"} if by == "size" else {}
+        await admin.create_topic(many.topic, assignments=[[0, 1, 2]], configs=configs)
+        with caplog.at_level(logging.WARNING, "minibroker.storage"):
+            for number in range(limit):
+                timestamp_ms = None if by == "size" else number * 8 * 86_400_000
+                await producer.send(many.topic, b"v", partition=0, timestamp_ms=timestamp_ms)
+        assert "files have taken their share of the descriptors" in caplog.text
+        for broker_id in cluster.broker_ids:
+            assert open_files(cluster, broker_id) <= limit / 4 + 2
+        await admin.create_topic("later", partitions=10, replication_factor=3)
+        await produce(cluster, world)
+        for broker_id in cluster.broker_ids:
+            await cluster.stop_broker(broker_id)
+            broker = await cluster.start_broker(broker_id)
+            assert not broker._logs.damaged
+        await admin.delete_topic(many.topic)
+        await cluster.until(lambda: all(open_files(cluster, b) <= limit / 4 for b in cluster.broker_ids))
+        await produce(cluster, world)
 
 
 BUSY = {

@@ -113,7 +113,7 @@ class GroupClient:
         if broker_id is None:
             answer = await self.of_coordinator(apis.OFFSET_FETCH, body)
         else:
-            answer = await self.ask(broker_id, apis.OFFSET_FETCH, body)
+            answer = await self.ask(broker_id, apis.OFFSET_FETCH, body, timeout_s=30)
         return answer.groups[0]
 
     async def committed(self, partition: TopicPartition) -> int:

@@ -5,14 +5,17 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Awaitable, Callable
 from random import Random
+from typing import Any
+from unittest.mock import patch
 
 import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import NewTopic
+from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.world import World
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.groups.group_members import GroupClient
@@ -51,10 +54,17 @@ async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
     """Send the change over a connection that turns slow and breaks for its client, which retries it over another one.
     Return the broker that still has to receive the first attempt."""
     network = cluster.simulation.network
-    node = cluster.state(TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))).leader
-    assert network.delay_standing(MEMBER, host_name(node), LATE_S)
-    changing = asyncio.ensure_future(change)
-    await asyncio.sleep(0.05)
+    node = cluster.state(TopicPartition(OFFSETS_TOPIC, internal_partition(GROUP, 4))).leader
+    send = Coordinators.change
+
+    async def send_late(*arguments: Any, **options: Any) -> Any:
+        # Not sooner: the client may first ask the same broker for metadata.
+        assert network.delay_standing(MEMBER, host_name(node), LATE_S)
+        return await send(*arguments, **options)
+
+    with patch.object(Coordinators, "change", send_late):
+        changing = asyncio.ensure_future(change)
+        await asyncio.sleep(0.05)
     assert network.reset_at(MEMBER, host_name(node))
     await changing
     return node
@@ -62,7 +72,7 @@ async def _twice(cluster: VirtualCluster, change: Awaitable[object]) -> int:
 
 async def _coordinates(cluster: VirtualCluster, node: int, *, is_so: bool = True) -> None:
     """End the session of the node, or of others, until the node is the coordinator, or is not."""
-    offsets = TopicPartition(OFFSETS_TOPIC, offsets_partition(GROUP, 4))
+    offsets = TopicPartition(OFFSETS_TOPIC, internal_partition(GROUP, 4))
     while (cluster.state(offsets).leader == node) != is_so or cluster.state(offsets).leader == NO_LEADER:
         cluster.simulation.zookeeper.expire(host_name(cluster.state(offsets).leader))
         await asyncio.sleep(1)

@@ -31,7 +31,7 @@ from tests.kafka_connection import connect as connect_kafka
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut
-from tests.simulation.scenarios.helpers import replica_of, with_client
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.scenarios.logs.test_retention import P0, produce, starts
 from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
 from tests.simulation.simulator.world import VirtualWorld
@@ -384,6 +384,7 @@ async def begin_anew_without_the_leader(scene: Scene) -> int:
     for broker_id in others:
         await cluster.start_broker(broker_id)
     await cluster.until(lambda: scene.leader in others)
+    await cluster.until(lambda: all(replicas_of(cluster, b).partitions.get(P0) is not None for b in others))
     assert [replica_of(cluster, broker_id, P0).log.log_end_offset for broker_id in others] == [0, 0]
     return former
 
@@ -412,6 +413,10 @@ KAFKAS = encode_batch(
 """A batch of a Kafka producer: from one that it does not know, the log accepts any sequence number."""
 
 
+NOT_YET_LED = {ErrorCode.NOT_LEADER_OR_FOLLOWER, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION}
+"""Errors of a broker that has not received the order to lead yet, or that has just started and knows no topics."""
+
+
 async def _offset_of_repetition(scene: Scene) -> int:
     partition = ProducePartition(0, memoryview(KAFKAS))
     request = ProduceRequest(None, -1, 5_000, [ProduceTopic("orders", [partition])])
@@ -420,7 +425,7 @@ async def _offset_of_repetition(scene: Scene) -> int:
         answer = await connection.request(PRODUCE, 7, request)
         connection.close()
         [told] = answer.responses[0].partition_responses
-        if told.error_code != ErrorCode.NOT_LEADER_OR_FOLLOWER:  # the broker does not know yet that it leads
+        if told.error_code not in NOT_YET_LED:
             assert told.error_code == ErrorCode.NONE, told
             return int(told.base_offset)
         await asyncio.sleep(0.1)

@@ -47,6 +47,7 @@ async def _started() -> tuple[VirtualCluster, int, int, int]:
 
 
 async def _alive_after_a_late_order(leader_knows: list[list[int]]) -> None:
+    """Append which brokers the leader considers alive, each answer once, while a late order arrives."""
     cluster, controller, leader, follower = await _started()
     network = cluster.simulation.network
     await as_admin(cluster, lambda admin: admin.create_topic("orders", assignments=[[leader, follower, controller]]))
@@ -58,9 +59,16 @@ async def _alive_after_a_late_order(leader_knows: list[list[int]]) -> None:
     network.reset_at(host_name(controller), host_name(leader))
     await asyncio.sleep(1)
     await cluster.start_broker(follower)
-    await asyncio.sleep(8)  # until the bytes of the abandoned connection have arrived
     metadata = cluster.broker(leader)._metadata
-    leader_knows.append([b for b in cluster.broker_ids if metadata.alive_epoch(b) is not None])
+
+    def alive() -> list[int]:
+        return [b for b in cluster.broker_ids if metadata.alive_epoch(b) is not None]
+
+    await cluster.until(lambda: alive() == list(cluster.broker_ids))
+    for _ in range(800):  # the bytes of the abandoned connection arrive, and a later order may make up for them
+        if alive() not in leader_knows:
+            leader_knows.append(alive())
+        await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize("seed", [1, 2, 3])

@@ -23,7 +23,7 @@ from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, PartitionErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, internal_partition
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.interruptions import may_be_interrupted
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, Guests
@@ -72,6 +72,9 @@ class Bookkeepers(Guests):
             name: _Book(name, sorted(dice.sample(lasting, dice.randint(1, len(lasting)))))
             for name in (f"bookkeeper-{number}" for number in range(max(at_least, dice.choice([0, 1, 1, 2]))))
         }
+
+    def stay_away(self) -> None:
+        self._books.clear()
 
     @property
     def names(self) -> list[str]:
@@ -245,7 +248,7 @@ class Bookkeepers(Guests):
     async def _audit(self, world: VirtualWorld) -> None:
         async with Admin(self._cluster.bootstrap, world=world) as admin:
             for book in self._books.values():
-                of_group = TopicPartition(OFFSETS_TOPIC, offsets_partition(book.group, self._offsets_partitions))
+                of_group = TopicPartition(OFFSETS_TOPIC, internal_partition(book.group, self._offsets_partitions))
                 book.ledger.coordinated_since_s = self._storm.led_since_s.get(of_group, 0.0)
                 await self._look_up(book, admin, book.partitions, is_punctual=self._storm.offsets_expire)
 

@@ -26,7 +26,7 @@ from typing import Any
 
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.removal import GroupRemoval
-from minibroker.broker.groups.terms import Term
+from minibroker.broker.groups.terms import GroupTerm
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CommitFailed, MaxPollIntervalExceeded
@@ -219,7 +219,7 @@ class Groups(Guests):
         patches = Patches()
 
         @patches.instead_of(GroupRemoval, "_delete")
-        async def delete(original: Any, removal: GroupRemoval, term: Term, group: Group) -> Any:
+        async def delete(original: Any, removal: GroupRemoval, term: GroupTerm, group: Group) -> Any:
             for ours in self._groups:
                 ours.history.may_begin_anew |= ours.name == group.group_id
             return await original(removal, term, group)
@@ -228,6 +228,9 @@ class Groups(Guests):
             yield
         finally:
             patches.undo()
+
+    def stay_away(self) -> None:
+        self._members.clear()
 
     # -- their lives --
 

@@ -23,11 +23,12 @@ from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, CorruptRecord, decode_batch, encode_batch, iterate_batches
 from minibroker.protocol.records.compression import Compression
+from minibroker.protocol.records.control import ControlType, decode_control_batch
 from minibroker.protocol.world import World
 from tests.kafka_connection import KafkaConnection, read_response
 
 _CONNECT_S = 2.0
-_BACKOFF_S = 0.1
+BACKOFF_S = 0.1
 _REQUEST_TIMEOUT_S = 5.0
 
 
@@ -35,7 +36,7 @@ class ProtocolBroken(MinibrokerError):
     """A response that no broker may send."""
 
 
-class _Unreachable(MinibrokerError):
+class Unreachable(MinibrokerError):
     """The connection failed or the request timed out; it may have been carried out."""
 
 
@@ -105,13 +106,13 @@ class _Link:
     def send(self, api: KafkaApi, version: int, wire: Any) -> asyncio.Future[Any]:
         future: asyncio.Future[Any] = asyncio.get_running_loop().create_future()
         if self.is_closed:
-            future.set_exception(_Unreachable("closed"))
+            future.set_exception(Unreachable("closed"))
         else:
             self._waiting.append((self._connection.send(api, version, wire), api, version, future))
         return future
 
     async def _read(self) -> None:
-        error: MinibrokerError = _Unreachable("closed")
+        error: MinibrokerError = Unreachable("closed")
         try:
             while frame := await self._connection.frames.get():  # the last frame is empty
                 if not self._waiting:
@@ -139,12 +140,12 @@ class _Link:
         await asyncio.wait([self._reading])
 
 
-class _Cluster:
+class Links:
     """Links to the brokers, and the known leader of each partition."""
 
     def __init__(self, bootstrap: str, world: World, versions: Versions) -> None:
-        self._addresses = {-1 - i: _address(text) for i, text in enumerate(bootstrap.split(","))}
-        self.bootstrap = list(self._addresses)
+        self.addresses = {-1 - i: _address(text) for i, text in enumerate(bootstrap.split(","))}
+        self.bootstrap = list(self.addresses)
         self._world = world
         self._versions = versions
         self._links: dict[int, _Link] = {}
@@ -162,28 +163,28 @@ class _Cluster:
         self._leaders.pop(partition, None)
 
     async def leader(self, partition: TopicPartition) -> _Leader:
-        """Return the leader of a partition. Raise _Unreachable if no broker knows it."""
+        """Return the leader of a partition. Raise Unreachable if no broker knows it."""
         if partition not in self._leaders:
             await self._refresh([partition.topic])
         leader = self._leaders.get(partition)
         if leader is None:
-            raise _Unreachable(f"{partition} has no leader")
+            raise Unreachable(f"{partition} has no leader")
         return leader
 
     async def _refresh(self, topics: Iterable[str]) -> None:
-        node_id = self._world.random.choice([*self.bootstrap, *self._addresses])
+        node_id = self._world.random.choice([*self.bootstrap, *self.addresses])
         layout: Any = metadata.METADATA.request
         topic: Any = layout.fields[0].type.of.cls
         wire = layout.cls(topics=[topic("", name) for name in topics], allow_auto_topic_creation=False)
         answer: m.MetadataResponse = await self.request(node_id, metadata.METADATA, self._versions.metadata, wire)
-        self._addresses |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
+        self.addresses |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for of_topic in answer.topics:
             if of_topic.topic_id:
                 self.topic_ids[of_topic.name] = of_topic.topic_id
             for told in of_topic.partitions:
                 partition = TopicPartition(of_topic.name, told.partition_index)
                 is_newest = told.leader_epoch >= self._epochs.get(partition, -1)
-                if told.leader_id != NO_LEADER and told.leader_id in self._addresses and is_newest:
+                if told.leader_id != NO_LEADER and told.leader_id in self.addresses and is_newest:
                     self._leaders[partition] = _Leader(told.leader_id, told.leader_epoch)
                     self._epochs[partition] = told.leader_epoch
 
@@ -192,9 +193,9 @@ class _Cluster:
         if link is None or link.is_closed:
             try:
                 async with asyncio.timeout(_CONNECT_S):
-                    connection = await self._world.network.connect(*self._addresses[node_id], _Connection)
+                    connection = await self._world.network.connect(*self.addresses[node_id], _Connection)
             except (OSError, TimeoutError) as error:
-                raise _Unreachable(f"broker {node_id}: {error!r}") from error
+                raise Unreachable(f"broker {node_id}: {error!r}") from error
             if link is not None:
                 await link.close()
             link = self._links[node_id] = _Link(connection)
@@ -211,7 +212,7 @@ class _Cluster:
             return await asyncio.wait_for(link.send(api, version, wire), _REQUEST_TIMEOUT_S)
         except TimeoutError as error:
             await self.drop(node_id)
-            raise _Unreachable(f"broker {node_id} does not answer {api.name}") from error
+            raise Unreachable(f"broker {node_id} does not answer {api.name}") from error
 
 
 def _address(text: str) -> tuple[str, int]:
@@ -257,7 +258,7 @@ class KafkaProducer:
         versions: Versions,
         world: World,
     ) -> None:
-        self._cluster = _Cluster(bootstrap, world, versions)
+        self._cluster = Links(bootstrap, world, versions)
         self._versions = versions
         self._acks = acks
         self._compression = Compression[compression.upper()]
@@ -278,7 +279,7 @@ class KafkaProducer:
         """The fatal error, if there is one."""
 
     async def __aenter__(self) -> Self:
-        """Get a producer id. Raise _Unreachable if no broker provides one."""
+        """Get a producer id. Raise Unreachable if no broker provides one."""
         while self._acks == -1 and self._producer_id < 0:
             await self._init_producer_id()
         return self
@@ -301,7 +302,7 @@ class KafkaProducer:
         if answer.error_code == ErrorCode.NONE:
             self._producer_id, self._producer_epoch = answer.producer_id, answer.producer_epoch
         else:
-            await asyncio.sleep(_BACKOFF_S)
+            await asyncio.sleep(BACKOFF_S)
 
     def send(self, topic: str, value: bytes, *, partition: int) -> asyncio.Future[RecordMetadata]:
         ending: asyncio.Future[RecordMetadata] = asyncio.get_running_loop().create_future()
@@ -357,12 +358,12 @@ class KafkaProducer:
         """Deliver all batches in order, and retry those without a response."""
         while window:
             if self._world.clock.monotonic() > window[0].deadline_s:
-                raise _Unreachable(f"{where}: not delivered within the delivery timeout")
+                raise Unreachable(f"{where}: not delivered within the delivery timeout")
             try:
                 leader = await self._cluster.leader(where)
                 link = await self._cluster.link(leader.node_id)
-            except _Unreachable:
-                await asyncio.sleep(_BACKOFF_S)
+            except Unreachable:
+                await asyncio.sleep(BACKOFF_S)
                 continue
             answers = [link.send(data.PRODUCE, self._versions.produce, self._request(where, each)) for each in window]
             await asyncio.wait(answers, timeout=self._request_timeout_s)
@@ -373,7 +374,7 @@ class KafkaProducer:
             window = left
             if window:
                 self._cluster.forget(where)
-                await asyncio.sleep(_BACKOFF_S)
+                await asyncio.sleep(BACKOFF_S)
 
     async def _has_ended(
         self, where: TopicPartition, batch: _Unsent, answer: asyncio.Future[Any], leader: _Leader, *, is_first: bool
@@ -384,7 +385,7 @@ class KafkaProducer:
             return False
         try:
             response: m.ProduceResponse = answer.result()
-        except _Unreachable:
+        except Unreachable:
             return False
         [of_topic] = response.responses
         [told] = of_topic.partition_responses
@@ -422,6 +423,7 @@ class KafkaProducer:
 
 
 LIMITS = (1, 1_000, 1_048_576, 1_048_576)
+READ_UNCOMMITTED, READ_COMMITTED = 0, 1
 
 
 class KafkaConsumer:
@@ -440,11 +442,13 @@ class KafkaConsumer:
         world: World,
         limits: Sequence[int] = LIMITS,
         fetch_max_wait_ms: int = 300,
+        isolation_level: int = READ_UNCOMMITTED,
     ) -> None:
         """A limit in bytes for each response, and for each partition in it, is drawn from `limits`."""
         self._limits = limits
+        self._isolation_level = isolation_level
         self._fetch_max_wait_ms = fetch_max_wait_ms
-        self._cluster = _Cluster(bootstrap, world, versions)
+        self._cluster = Links(bootstrap, world, versions)
         self._versions = versions
         self._partitions = partitions
         self._random = Random(world.random.random())
@@ -470,44 +474,50 @@ class KafkaConsumer:
         while missing := [partition for partition in partitions if partition not in ends]:
             try:
                 ends[missing[0]] = await self._end(missing[0])
-            except _Unreachable:
-                await asyncio.sleep(_BACKOFF_S)
+            except Unreachable:
+                await asyncio.sleep(BACKOFF_S)
         return ends
 
     async def _end(self, partition: TopicPartition) -> int:
         leader = await self._cluster.leader(partition)
         asked = m.ListOffsetsPartition(partition.partition, leader.epoch, -1)
-        request = m.ListOffsetsRequest(-1, 0, [m.ListOffsetsTopic(partition.topic, [asked])])
+        request = m.ListOffsetsRequest(-1, self._isolation_level, [m.ListOffsetsTopic(partition.topic, [asked])])
         answer = await self._cluster.request(leader.node_id, data.LIST_OFFSETS, 6, request)
         [[told]] = [topic.partitions for topic in answer.topics]
         if told.error_code != ErrorCode.NONE:
             self._cluster.forget(partition)
-            raise _Unreachable(f"{partition}: {ErrorCode(told.error_code).name}")
+            raise Unreachable(f"{partition}: {ErrorCode(told.error_code).name}")
         return int(told.offset)
 
     async def batches(self) -> AsyncGenerator[KafkaBatch]:
         """Yield batches. Raise LogTruncated, CorruptBatch, or BrokerError with OFFSET_OUT_OF_RANGE."""
         while True:
-            led: dict[int, list[tuple[TopicPartition, int]]] = {}
-            for partition in self._partitions:
-                try:
-                    leader = await self._cluster.leader(partition)
-                    await self._validate(partition, leader)
-                except _Unreachable:
-                    self._cluster.forget(partition)
-                    continue
-                led.setdefault(leader.node_id, []).append((partition, leader.epoch))
-            if not led:
-                await asyncio.sleep(_BACKOFF_S)
-            fetches = [asyncio.create_task(self._fetch(node_id, asked)) for node_id, asked in led.items()]
-            if fetches:
-                await asyncio.wait(fetches)
-            errors = [error for fetch in fetches if (error := fetch.exception()) is not None]
-            for error in errors:
-                raise error
-            for fetch in fetches:
-                for batch in fetch.result():
-                    yield batch
+            for batch in await self.poll():
+                yield batch
+
+    async def poll(self) -> list[KafkaBatch]:
+        """Fetch once from each leader. Raise as `batches`."""
+        led: dict[int, list[tuple[TopicPartition, int]]] = {}
+        for partition in self._partitions:
+            try:
+                leader = await self._cluster.leader(partition)
+                await self._validate(partition, leader)
+            except Unreachable:
+                self._cluster.forget(partition)
+                continue
+            led.setdefault(leader.node_id, []).append((partition, leader.epoch))
+        if not led:
+            await asyncio.sleep(BACKOFF_S)
+        fetches = [asyncio.create_task(self._fetch(node_id, asked)) for node_id, asked in led.items()]
+        if fetches:
+            await asyncio.wait(fetches)
+        errors = [error for fetch in fetches if (error := fetch.exception()) is not None]
+        for error in errors:
+            raise error
+        return [batch for fetch in fetches for batch in fetch.result()]
+
+    def position(self, partition: TopicPartition) -> int:
+        return self._position[partition]
 
     async def _validate(self, partition: TopicPartition, leader: _Leader) -> None:
         """Check that all records read are in this leader's log. Raise LogTruncated if not."""
@@ -522,7 +532,7 @@ class KafkaConsumer:
             )
             [[told]] = [topic.partitions for topic in answer.topics]
             if told.error_code != ErrorCode.NONE:
-                raise _Unreachable(f"{partition}: {ErrorCode(told.error_code).name}")
+                raise Unreachable(f"{partition}: {ErrorCode(told.error_code).name}")
             if 0 <= told.end_offset < self._position[partition]:
                 raise LogTruncated(partition, self._position[partition], told.end_offset)
         self._validated_epoch[partition] = leader.epoch
@@ -539,10 +549,10 @@ class KafkaConsumer:
         ids = self._cluster.topic_ids
         wanted = [m.FetchTopic(topic, ids.get(topic, ""), partitions) for topic, partitions in topics.items()]
         wire: Any = data.FETCH.request.cls
-        request = wire(-1, self._fetch_max_wait_ms, 1, max_bytes, 0, wanted)
+        request = wire(-1, self._fetch_max_wait_ms, 1, max_bytes, self._isolation_level, wanted)
         try:
             answer = await self._cluster.request(node_id, data.FETCH, self._versions.fetch, request)
-        except _Unreachable:
+        except Unreachable:
             for partition, _ in asked:
                 self._cluster.forget(partition)
             return []
@@ -569,23 +579,38 @@ class KafkaConsumer:
         return batches
 
     def _read(self, partition: TopicPartition, told: m.FetchPartitionResponse, *, is_alone: bool) -> list[KafkaBatch]:
-        """Return the complete batches of a response."""
+        """Return the complete batches of a response, without control batches, and for read_committed without aborted
+        ones."""
         read = []
+        is_read_committed = self._isolation_level == READ_COMMITTED
+        end = told.last_stable_offset if is_read_committed else told.high_watermark
+        if told.last_stable_offset > told.high_watermark:
+            raise ProtocolBroken(f"{partition}: {told.last_stable_offset} is stable above {told.high_watermark}")
+        aborted = deque(sorted((each.first_offset, each.producer_id) for each in told.aborted_transactions or ()))
+        is_aborted: set[int] = set()
         position = start = self._position[partition]
         try:
             for header, begin, _ in iterate_batches(told.records):
                 if header.magic != MAGIC_RECORDS:
                     raise ProtocolBroken(f"{partition} at {header.base_offset}: magic {header.magic}")
-                decoded = decode_batch(told.records, header, begin)
                 next_offset = header.base_offset + header.last_offset_delta + 1
-                if next_offset > told.high_watermark:
-                    raise ProtocolBroken(f"{partition}: {next_offset - 1} is not below {told.high_watermark}")
-                kept = [index for index, offset in enumerate(decoded.offsets) if offset >= position]
+                if next_offset > end:
+                    raise ProtocolBroken(f"{partition}: {next_offset - 1} is not below {end}")
+                position_before, position = position, max(position, next_offset)
+                self._read_epoch[partition] = header.partition_leader_epoch
+                while aborted and aborted[0][0] < next_offset:
+                    is_aborted.add(aborted.popleft()[1])
+                if header.is_control:
+                    if decode_control_batch(told.records, header, begin).type is ControlType.ABORT:
+                        is_aborted.discard(header.producer_id)
+                    continue
+                if is_read_committed and header.is_transactional and header.producer_id in is_aborted:
+                    continue
+                decoded = decode_batch(told.records, header, begin)
+                kept = [index for index, offset in enumerate(decoded.offsets) if offset >= position_before]
                 if kept:
                     offsets, values = [decoded.offsets[i] for i in kept], [decoded.values[i] for i in kept]
                     read.append(KafkaBatch(*partition, offsets, values, next_offset))
-                position = max(position, next_offset)
-                self._read_epoch[partition] = header.partition_leader_epoch
         except CorruptRecord as error:
             raise CorruptBatch(partition, f"is damaged: {error}", "Fetch again.") from error
         if is_alone and told.records and position == start:

@@ -28,6 +28,7 @@ from typing import Any, NamedTuple
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.replica_settings import ReplicaSettings
+from minibroker.broker.replication.upkeep import log_retention
 from minibroker.client.admin import Admin
 from minibroker.client.errors import ClientCrashed
 from minibroker.protocol import znodes
@@ -115,7 +116,7 @@ class Shrinking:
             self._asked_s |= dict.fromkeys(partitions, self._storm.now_s)
             return await original(replicas, partitions)
 
-        @patches.instead_of(Partition, "expire")
+        @patches.instead_of(log_retention, "expire")
         def expire(original: Any, partition: Partition, now_ms: int, limit: int) -> None:
             if self._is_over:
                 return

@@ -45,6 +45,7 @@ from tests.simulation.storms.faults import (
     faults_of_groups,
     faults_of_moments,
     faults_of_starts,
+    faults_of_transactions,
     faults_of_worlds,
     operations_configs,
     operations_reassign,
@@ -556,10 +557,21 @@ FAULTS: dict[str, Fault] = {
     "ambush of a coordinator": faults_of_groups.ambush_of_a_coordinator,
     "late commit": faults_of_groups.late_commit,
     "deletion at a deposed coordinator": faults_of_groups.deletion_at_a_deposed_coordinator,
+    "kill transaction coordinator": faults_of_transactions.kill_transaction_coordinator,
+    "transaction coordinator there and back": faults_of_transactions.transaction_coordinator_there_and_back,
+    "zombie twin": faults_of_transactions.zombie_twin,
+    "late transaction": faults_of_transactions.late_transaction,
+    "ambush of an end": faults_of_transactions.ambush_of_an_end,
+    "delayed markers": faults_of_transactions.delayed_markers,
 }
 
 FAULTS_OF_DISKS = ("failing disk", "full disk", "broken log directory", "out of descriptors", "rotten page")
 """Faults that may destroy a replica."""
+
+FAULTS_OF_TRANSACTIONS = (
+    *("kill transaction coordinator", "transaction coordinator there and back", "zombie twin"),
+    *("late transaction", "ambush of an end", "delayed markers"),
+)
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
 """Faults without which a storm could not reach its floors."""

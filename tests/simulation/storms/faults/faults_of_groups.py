@@ -15,7 +15,7 @@ from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import offsets_partition
+from minibroker.protocol.model import internal_partition
 from tests.simulation.simulator.cluster import PORT, host_name
 from tests.simulation.simulator.network import Arrival
 from tests.simulation.storms.clients.workload import DURABLE
@@ -208,7 +208,7 @@ async def deletion_at_a_deposed_coordinator(storm: Scene) -> None:
     old = dice.choice(coordinators)
     offsets = dice.choice([p.partition for p in storm.groups.partitions if cluster.state(p).leader == old])
     names = (f"unheard-of-{number}" for number in itertools.count(dice.randrange(1_000_000)))
-    group = next(name for name in names if offsets_partition(name, len(storm.groups.partitions)) == offsets)
+    group = next(name for name in names if internal_partition(name, len(storm.groups.partitions)) == offsets)
     partition = dice.choice(sorted(p for p in storm.partitions if p.topic.startswith(DURABLE)))
     of_group = dice.random() < 0.5
     losses_before = storm.losses_of_power

@@ -8,9 +8,9 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.coordinating.terms import UNWRITTEN_S
 from minibroker.broker.groups.records import OffsetKey, decode_key, decode_offset_value
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import UNWRITTEN_S
 from minibroker.protocol.consumer_protocol import ConsumerProtocolSubscription, encode_subscription
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g

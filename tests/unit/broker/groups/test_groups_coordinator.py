@@ -6,10 +6,10 @@ import asyncio
 
 import pytest
 
+from minibroker.broker.coordinating.terms import Outcome
 from minibroker.broker.groups.coordinator import MAX_MEMBER_BYTES
 from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.states import GroupState
-from minibroker.broker.groups.terms import Outcome
 from minibroker.protocol.consumer_protocol import (
     ConsumerProtocolAssignment,
     ConsumerProtocolSubscription,
@@ -771,3 +771,19 @@ async def test_the_number_of_a_generation_that_was_not_stored_is_not_used_again(
     assert groups.heartbeat(leader, 1) is E.NONE
     joins = [groups.join(member) for member in (follower, leader)]
     assert [(await join).generation_id > 2 for join in joins] == [True, True]
+
+
+@run_by(with_groups)
+async def test_the_return_of_a_static_member_does_not_hide_numbers_that_were_used(groups: CoordinatedGroups, /) -> None:
+    static = await groups.join(instance="static")
+    await groups.sync(static.member_id, static.generation_id, {static.member_id: b"all"}, instance="static")
+    await groups.follow(1)
+    await groups.lead(2)
+    back = await groups.join(instance="static")  # its return may be stored by this coordinator
+    unstored = await groups.join(back.member_id, instance="static", protocols=(("range", b"other"),))
+    assert unstored.generation_id > static.generation_id
+    await groups.follow(3)
+    await groups.lead(4)
+    (member,) = groups.group().members
+    again = await groups.join(member, instance="static", protocols=(("range", b"third"),))
+    assert again.generation_id > unstored.generation_id

@@ -7,10 +7,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
+from minibroker.broker.coordinating.record_fields import MalformedRecord
 from minibroker.broker.groups.records import (
     GroupKey,
     GroupValue,
-    MalformedRecord,
     MemberValue,
     OffsetKey,
     OffsetValue,
@@ -23,7 +23,7 @@ from minibroker.broker.groups.records import (
     encode_offset_key,
     encode_offset_value,
 )
-from minibroker.protocol.model import offsets_partition
+from minibroker.protocol.model import internal_partition
 from minibroker.protocol.topic_ids import make
 
 TEXT = st.text(max_size=40)
@@ -135,4 +135,4 @@ def test_a_group_belongs_to_the_partition_of_javas_hash_code(group: str, hash_co
     if hash_code is not None:
         assert java == hash_code
     expected = 0 if java == -(2**31) else abs(java)
-    assert offsets_partition(group, 50) == expected % 50
+    assert internal_partition(group, 50) == expected % 50

@@ -8,8 +8,9 @@ import pytest
 from minibroker.broker.handlers.authorization import why_refused
 from minibroker.broker.handlers.dispatch import HANDLERS
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import APIS, FETCH, LEADER_AND_ISR, PRODUCE, Caller, Plane
-from minibroker.protocol.model import ANONYMOUS, Principal
+from minibroker.protocol.apis import APIS, FETCH, LEADER_AND_ISR, PRODUCE, WRITE_TXN_MARKERS, Caller, Plane
+from minibroker.protocol.messages import transactions as t
+from minibroker.protocol.principal import ANONYMOUS, Principal, broker_principal
 
 
 def fetch(replica_id: int) -> m.FetchRequest:
@@ -32,7 +33,7 @@ def test_a_caller_that_names_itself_a_replica_has_to_be_that_broker_whatever_it_
     assert [api.name for api in named if api.caller is not Caller.READER] == []
 
 
-@pytest.mark.parametrize("principal", [ANONYMOUS, Principal(2)], ids=str)
+@pytest.mark.parametrize("principal", [ANONYMOUS, broker_principal(2)], ids=lambda each: each.shown)
 def test_every_client_may_produce_and_read_as_a_consumer(principal: Principal) -> None:
     assert why_refused(PRODUCE, m.ProduceRequest(None, 1, 1, []), principal) is None
     assert why_refused(FETCH, fetch(-1), principal) is None
@@ -40,16 +41,26 @@ def test_every_client_may_produce_and_read_as_a_consumer(principal: Principal) -
 
 def test_a_broker_may_call_broker_apis_in_its_own_name() -> None:
     for broker_id in (0, 2):
-        assert why_refused(FETCH, fetch(broker_id), Principal(broker_id)) is None
-        assert why_refused(LEADER_AND_ISR, order(broker_id), Principal(broker_id)) is None
-        for other in (ANONYMOUS, Principal(1)):
-            said = f"in the name of broker {broker_id}, over a connection that is {other}"
+        assert why_refused(FETCH, fetch(broker_id), broker_principal(broker_id)) is None
+        assert why_refused(LEADER_AND_ISR, order(broker_id), broker_principal(broker_id)) is None
+        for other in (ANONYMOUS, broker_principal(1)):
+            said = f"in the name of broker {broker_id}, over a connection that is {other.shown}"
             assert why_refused(FETCH, fetch(broker_id), other) == f"Fetch {said}"
             assert why_refused(LEADER_AND_ISR, order(broker_id), other) == f"LeaderAndIsr {said}"
 
 
 def test_an_order_in_the_name_of_no_broker_is_refused() -> None:
     assert why_refused(LEADER_AND_ISR, order(-1), ANONYMOUS) is not None
+
+
+def test_a_client_may_abort_a_hanging_transaction_and_only_a_broker_may_commit_one() -> None:
+    def markers(*committed: bool) -> t.WriteTxnMarkersRequest:
+        return t.WriteTxnMarkersRequest([t.TransactionMarker(5, 0, each, 3, []) for each in committed])
+
+    assert why_refused(WRITE_TXN_MARKERS, markers(False, False), ANONYMOUS) is None
+    assert why_refused(WRITE_TXN_MARKERS, markers(False, True), broker_principal(0)) is None
+    refused = why_refused(WRITE_TXN_MARKERS, markers(False, True), ANONYMOUS)
+    assert refused == "WriteTxnMarkers that commits, over a connection that is User:ANONYMOUS"
 
 
 def test_every_api_in_the_table_has_a_handler_and_the_other_way_round() -> None:

@@ -7,11 +7,13 @@ from typing import Any
 import pytest
 
 from minibroker.broker.handlers.fetch import MOST_AT_ONCE_BYTES, MOST_TO_CONSUMERS_BYTES
-from minibroker.broker.replication.partition import CONSUMER
+from minibroker.broker.replication.isolation import CONSUMER
+from minibroker.broker.replication.questions import WAIVED
 from minibroker.broker.scheduling import slices
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
+    EARLIEST_TIMESTAMP,
     LATEST_TIMESTAMP,
     MAX_TIMESTAMP,
     DeleteRecordsPartition,
@@ -30,8 +32,9 @@ from minibroker.protocol.messages import (
     OffsetForLeaderPartition,
     OffsetForLeaderTopic,
 )
-from minibroker.protocol.model import Principal, TopicPartition
-from minibroker.protocol.records import encode_batch
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.principal import broker_principal
+from minibroker.protocol.records import READ_COMMITTED, READ_UNCOMMITTED, encode_batch
 from tests.replication_support import TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
 from tests.running import run_by
 from tests.storage_support import NOW, batch, headers, stamped
@@ -63,7 +66,7 @@ async def lead_all(broker: OneBroker, batches: int, size: int) -> None:
 async def test_one_response_holds_no_more_than_one_read(broker: OneBroker, /, reader: int, most: int) -> None:
     peer = Peer(broker)
     if reader != CONSUMER:
-        peer.session.principal = Principal(reader)
+        peer.session.principal = broker_principal(reader)
     await lead_all(broker, batches=8, size=MEBIBYTE // 8 - 1_000)
     asked = [fetch_of(0, index=index, max_bytes=MEBIBYTE) for index in range(PARTITIONS)]
     wanted = [FetchTopic(TOPIC, TOPIC_ID, asked)]
@@ -116,7 +119,7 @@ def test_consumers_get_records_behind_batches_that_compaction_has_emptied(
 
     async def scenario(broker: OneBroker) -> None:
         peer, follower = Peer(broker), Peer(broker)
-        follower.session.principal = Principal(2)
+        follower.session.principal = broker_principal(2)
         await broker.told(*(state(isr=(1, 2), replicas=(1, 2), index=index) for index in range(2)))
         for index in range(2):
             partition = broker.partition(TopicPartition(TOPIC, index))
@@ -241,3 +244,61 @@ async def test_records_are_deleted_from_each_partition_by_itself_and_none_if_one
     told = [(result.low_watermark, result.error_code) for result in answer.topics[0].partitions]
     beyond = (-1, ErrorCode.OFFSET_OUT_OF_RANGE)
     assert told == [(0, 0), (1, 0), (2, 0), (3, 0), beyond]
+
+
+async def lead_with_an_open_transaction(broker: OneBroker) -> None:
+    """A record at 0, an emptied batch at 1, a transaction that is open since 2, and a record at 3."""
+    await broker.told(state(isr=(1,), replicas=(1,)))
+    partition = broker.partition()
+    partition.append(batch(timestamp=NOW), required_acks=1, now_ms=NOW)
+    partition.log.append_as_follower(emptied(1))
+    opening = batch(producer_id=7, transactional=True)
+    partition.append(opening, required_acks=1, now_ms=NOW, question=WAIVED)
+    partition.append(batch(timestamp=NOW + 9), required_acks=1, now_ms=NOW)
+
+
+@run_by(with_one_broker)
+async def test_offsets_for_read_committed_end_at_the_last_stable_offset(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await lead_with_an_open_transaction(broker)
+
+    async def listed(isolation_level: int) -> list[int]:
+        found = []
+        for timestamp in (LATEST_TIMESTAMP, NOW + 9, MAX_TIMESTAMP, EARLIEST_TIMESTAMP):
+            wanted = [ListOffsetsPartition(0, -1, timestamp)]
+            await peer.send(
+                apis.LIST_OFFSETS, ListOffsetsRequest(-1, isolation_level, [ListOffsetsTopic(TOPIC, wanted)])
+            )
+            answer: ListOffsetsResponse = response(peer, apis.LIST_OFFSETS)
+            found.append(answer.topics[0].partitions[0].offset)
+        return found
+
+    assert await listed(READ_UNCOMMITTED) == [4, 3, 3, 0]
+    assert await listed(READ_COMMITTED) == [2, -1, 0, 0]
+
+
+@run_by(with_one_broker)
+async def test_a_reader_of_committed_records_is_not_led_past_emptied_batches_into_an_open_transaction(
+    broker: OneBroker, /
+) -> None:
+    peer = Peer(broker)
+    await lead_with_an_open_transaction(broker)
+    for isolation_level, found in ((READ_UNCOMMITTED, [2, 3]), (READ_COMMITTED, [1])):
+        before = len(peer.answers)
+        topics = [FetchTopic(TOPIC, TOPIC_ID, [fetch_of(1)])]
+        await peer.send(apis.FETCH, FetchRequest(CONSUMER, 0, 1, MEBIBYTE, isolation_level, topics))
+        await until(lambda before=before: len(peer.answers) > before)  # type: ignore[misc]
+        answer: FetchResponse = response(peer, apis.FETCH)
+        records = bytes(answer.responses[0].partitions[0].records)
+        assert [header.base_offset for header in headers(records)] == found
+
+
+@run_by(with_one_broker)
+async def test_an_unknown_isolation_level_is_refused(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await lead_with_an_open_transaction(broker)
+    with pytest.raises(BrokerError) as refused:
+        await peer.send(
+            apis.FETCH, FetchRequest(CONSUMER, 0, 1, MEBIBYTE, 2, [FetchTopic(TOPIC, TOPIC_ID, [fetch_of(0)])])
+        )
+    assert refused.value.code is ErrorCode.INVALID_REQUEST

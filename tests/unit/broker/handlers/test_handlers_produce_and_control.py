@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 import msgspec
 import pytest
@@ -11,15 +12,23 @@ import pytest
 from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.dispatch import dispatcher
+from minibroker.broker.handlers.produce import MOST_AT_ONCE
+from minibroker.broker.handlers.sasl import SaslServer
 from minibroker.broker.handlers.services import ControlEpoch, Services
-from minibroker.broker.network.dialect import Answer
+from minibroker.broker.network.dialect import Answer, BadInput
+from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import Request, Session
+from minibroker.broker.quotas.mutations import ControllerMutationQuotaManager
+from minibroker.broker.quotas.throttling import ClientQuotaManager
 from minibroker.broker.replication.transcoding import Transcoder
+from minibroker.broker.scheduling import slices
+from minibroker.broker.scheduling.budget import FairBudget
 from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.scheduling.slices import SlicedCalls
 from minibroker.broker.storage import validator
 from minibroker.broker.transactions.producer_ids import ProducerIds
+from minibroker.broker.transactions.verification import TransactionVerifier
 from minibroker.protocol import apis, records, znodes
 from minibroker.protocol.connections.framing import FrameReader
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -37,6 +46,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataRequest,
     UpdateMetadataResponse,
 )
+from minibroker.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_batch
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
@@ -46,6 +56,9 @@ from tests.storage_support import batch
 from tests.waiting import until
 
 RECORDS = batch(3)
+
+
+Coordinator = Callable[[AddPartitionsToTxnRequest], Awaitable[AddPartitionsToTxnResponse]]
 
 
 class Peer:
@@ -64,13 +77,32 @@ class Peer:
             producer_ids=ProducerIds(1, broker._session),
             administration=None,  # type: ignore[arg-type]  # nothing here gets as far as the controller
             configs=None,  # type: ignore[arg-type]  # nor to ZooKeeper
+            client_quotas=ClientQuotaManager(11, 1, broker.world.clock.monotonic),
+            mutation_quotas=ControllerMutationQuotaManager(11, 1, broker.world.clock.monotonic),
+            sasl=SaslServer(broker.config, broker.world),
             sessions=None,  # type: ignore[arg-type]
             forwarding=None,  # type: ignore[arg-type]  # nor do brokers that are not the controller
             groups=GroupCoordination(
-                broker.world, broker.config, broker.metadata, broker.replicas, broker.supervisor.start
+                broker.world,
+                broker.config,
+                broker.metadata,
+                broker.replicas,
+                broker.supervisor.start,
+                None,  # type: ignore[arg-type]  # there are no transactions
+            ),
+            transactions=None,  # type: ignore[arg-type]
+            verifier=TransactionVerifier(
+                1,
+                broker.metadata,
+                None,  # type: ignore[arg-type]  # there is one broker
+                self._extend_transactions,
+                lambda: self.verifies_transactions,
             ),
             auto_topic_creation=None,  # type: ignore[arg-type]
             transcoder=Transcoder(broker.replicas, broker.world.new_executor("transcoding")),
+            in_turn=lambda call: call(),
+            large_answers=lambda: LargeRequests(broker.world.new_executor("large requests")),
+            waiting_fetches=FairBudget(1 << 30),
             topic_purgatory=Purgatory[DelayedOperation]("topics", Timer()),
             metadata_answers=SlicedCalls(broker.supervisor.start, "answers to Metadata"),
             control_epoch=ControlEpoch(),
@@ -78,13 +110,29 @@ class Peer:
             registered_epoch=self._registered_epoch,
             background=broker.supervisor.start,
         )
+        self.verifies_transactions = True
+        self.coordinator: Coordinator | None = None
+        """What answers the questions of this broker's verifier."""
         self._broker = broker
         self._dispatch = dispatcher(self.services)
+
+    async def _extend_transactions(self, body: AddPartitionsToTxnRequest) -> AddPartitionsToTxnResponse:
+        assert self.coordinator is not None
+        return await self.coordinator(body)
 
     async def _registered_epoch(self, at_least: int) -> int:
         while self._broker.broker_epoch < at_least:
             await asyncio.sleep(0.01)
         return self._broker.broker_epoch
+
+    def proved_broker(self) -> None:
+        pass
+
+    def authenticated(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
 
     def introduced(self, name: str, version: str) -> None:
         raise AssertionError("nobody says anything here")
@@ -95,8 +143,15 @@ class Peer:
     def handled(self, *, wake: bool) -> None:
         pass
 
+    def refused(self, bad_input: BadInput) -> None:
+        raise AssertionError("nothing is decoded late here")
+
     def close_connection(self, reason: str) -> None:
         self.closed = True
+
+    on_answer = None
+
+    def throttle(self, seconds: float) -> None: ...
 
     def room_in_channel(self) -> None:
         pass
@@ -140,6 +195,53 @@ async def test_partitions_succeed_and_fail_one_by_one(broker: OneBroker, /) -> N
         (0, ErrorCode.NONE, 0),
         (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
     ]
+
+
+@run_by(with_one_broker)
+async def test_a_second_batch_of_a_partition_is_refused_with_the_first(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await broker.told(state())
+    for behind in (RECORDS, b"\0"):
+        await peer.send(apis.PRODUCE, produce(0, acks=1, records=RECORDS + behind))
+        [part] = peer.answer(apis.PRODUCE).responses[0].partition_responses
+        assert part.error_code == ErrorCode.INVALID_RECORD
+        assert "send the next one in another request" in part.error_message
+    assert broker.partition().log.log_end_offset == 0
+
+
+@pytest.mark.parametrize("magic", [MAGIC_RECORDS, MAGIC_COLUMNS])
+@run_by(with_one_broker)
+async def test_a_batch_of_eight_bytes_that_claims_a_million_records_is_refused(
+    broker: OneBroker, /, magic: int
+) -> None:
+    peer = Peer(broker)
+    await broker.told(state())
+    count = 1 << 20
+    header = records.parse_header(encode_batch([b"v"], base_timestamp=1_000, magic=magic))
+    claim = msgspec.structs.replace(header, records_count=count, last_offset_delta=count - 1)
+    first = b"\x02" if magic == MAGIC_RECORDS else b"\x95"  # so it begins as records or columns do
+    sent = write_header(bytearray(records.HEADER_SIZE) + first + bytes(7), claim)
+    await peer.send(apis.PRODUCE, produce(0, acks=1, records=sent))
+    [part] = peer.answer(apis.PRODUCE).responses[0].partition_responses
+    assert part.error_code == ErrorCode.INVALID_RECORD
+    assert "claims 1048576 records" in part.error_message
+    assert broker.partition().log.log_end_offset == 0
+
+
+@run_by(with_one_broker)
+async def test_a_produce_for_thousands_of_partitions_lets_others_run(broker: OneBroker, /) -> None:
+    peer = Peer(broker)
+    await broker.told(state(), state(index=1))
+    with patch.object(slices, "SLICE_S", 0.0):
+        sent = asyncio.create_task(peer.send(apis.PRODUCE, produce(*range(5_000), acks=1)))
+        pauses = 0
+        while not sent.done():
+            pauses += 1
+            await asyncio.sleep(slices.BREATH_S)
+    parts = peer.answer(apis.PRODUCE).responses[0].partition_responses
+    assert sorted(part.index for part in parts) == list(range(5_000))
+    assert [part.index for part in parts if part.error_code == ErrorCode.NONE] == [0, 1]
+    assert pauses > 5_000 / MOST_AT_ONCE / 2
 
 
 class Thread:
@@ -268,7 +370,6 @@ async def test_a_batch_that_readers_may_refuse_is_decompressed_in_a_thread_and_n
         (zeros(7), ErrorCode.NONE, 0),
         (zeros(9), ErrorCode.NONE, 1),
         (zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
-        (RECORDS + zeros(65), ErrorCode.MESSAGE_TOO_LARGE, 1),
     ):
         thread.asked.clear()
         before = broker.partition().log.log_end_offset
@@ -311,7 +412,9 @@ async def test_a_repeated_batch_is_neither_checked_nor_converted_by_the_present_
 
 
 @run_by(with_one_broker)
-async def test_a_batch_of_a_transaction_is_refused_and_not_written(broker: OneBroker, /) -> None:
+async def test_a_batch_of_a_transaction_without_a_transactional_id_is_refused_and_not_written(
+    broker: OneBroker, /
+) -> None:
     peer = Peer(broker)
     await broker.told(state())
     records = encode_batch(
@@ -320,7 +423,7 @@ async def test_a_batch_of_a_transaction_is_refused_and_not_written(broker: OneBr
     await peer.send(apis.PRODUCE, produce(0, acks=1, records=records))
     [answer] = peer.answer(apis.PRODUCE).responses[0].partition_responses
     assert answer.error_code == ErrorCode.INVALID_RECORD
-    assert "there are no transactions yet" in answer.error_message
+    assert "without a transactional id" in answer.error_message
     assert broker.partition().log.log_end_offset == 0
 
 

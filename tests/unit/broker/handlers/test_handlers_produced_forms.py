@@ -165,6 +165,33 @@ async def test_an_undecompressable_batch_is_refused_and_a_damaged_one_is_reporte
     assert (await answer_to(broker, whole)).base_offset == 0
 
 
+@every_magic
+@pytest.mark.parametrize("codec", [Compression.NONE, Compression.GZIP, Compression.LZ4, Compression.ZSTD])
+@run_by(with_topic, configs={})
+async def test_a_body_that_does_not_begin_as_its_header_says_is_refused(
+    broker: OneBroker, /, magic: int, codec: Compression
+) -> None:
+    whole = encode_batch([b"x" * 100] * 2, base_timestamp=NOW, compression=codec, magic=magic)
+    nonsense = with_times(whole[:HEADER_SIZE] + b"?" * 9 + whole[HEADER_SIZE + 9 :], NOW, NOW)
+    refused = await answer_to(broker, nonsense)
+    assert refused.error_code == ErrorCode.INVALID_RECORD
+    assert "no consumer could read it" in (refused.error_message or "")
+    assert (await answer_to(broker, whole)).base_offset == 0
+
+
+@pytest.mark.parametrize("count", [1, 2])
+@run_by(with_topic, configs={})
+async def test_a_first_record_that_does_not_end_within_the_body_is_refused(broker: OneBroker, /, count: int) -> None:
+    whole = encode_batch([b"x" * 20] * count, base_timestamp=NOW, magic=MAGIC_RECORDS)
+    for length in (0, 1, 2, 126, 127) if count == 2 else (0, 2, whole[HEADER_SIZE] - 2, whole[HEADER_SIZE] + 2):
+        lie = bytearray(whole)
+        lie[HEADER_SIZE] = length
+        code = (await answer_to(broker, with_times(lie, NOW, NOW))).error_code
+        plausible = count == 2 and 0 < length < 64 and length % 2 == 0
+        assert code == (ErrorCode.NONE if plausible else ErrorCode.INVALID_RECORD), length
+    assert (await answer_to(broker, whole)).error_code == ErrorCode.NONE
+
+
 def test_a_level_sets_how_hard_the_leader_compresses(tmp_path: Path) -> None:
     words = [b"%d" % (number * 7919 % 10_007) for number in range(3_000)]
 

@@ -9,12 +9,15 @@ from typing import Any
 import pytest
 
 from minibroker.broker.replication import transcoding
+from minibroker.broker.replication.questions import WAIVED
 from minibroker.broker.replication.reading import FetchAnswer
 from minibroker.broker.replication.transcoding import CACHE_BYTES, Transcoder, has_columns
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.broker.storage.validator import is_to_be_rewritten
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
+    AbortedTransaction,
     FetchPartitionResponse,
     FetchRequest,
     FetchTopic,
@@ -27,8 +30,12 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import (
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
+    READ_COMMITTED,
     BatchHeader,
+    ControlType,
+    EndTransactionMarker,
     decode_batch,
+    decode_control_batch,
     encode_batch,
     iterate_batches,
 )
@@ -38,7 +45,7 @@ from tests.properties.test_records_properties import with_honest_crc
 from tests.properties.test_transcoding_properties import said_once
 from tests.replication_support import ORDERS, TOPIC, TOPIC_ID, OneBroker, fetch_of, state, with_one_broker
 from tests.running import run_by
-from tests.storage_support import NOW
+from tests.storage_support import NOW, batch
 from tests.unit.broker.handlers.test_handlers_produce_and_control import Peer, produce
 
 
@@ -121,8 +128,8 @@ def steps_and_end(search: Generator[None, None, bool]) -> Iterator[bool | None]:
 
 
 async def write(broker: OneBroker, records: Sequence[bytes], partition: TopicPartition = ORDERS) -> None:
-    for batch in records:
-        response = await broker.produce(batch, partition=partition)
+    for each in records:
+        response = await broker.produce(each, partition=partition)
         assert response.error_code == ErrorCode.NONE
 
 
@@ -223,7 +230,7 @@ async def test_a_body_that_never_was_columns_is_an_error_and_costs_no_leadership
     broker: OneBroker, reader: Reader, /
 ) -> None:
     whole = bytearray(native(b"some value"))
-    nonsense = whole[:61] + b"\xff" * (len(whole) - 61)
+    nonsense = whole[:62] + b"\xff" * (len(whole) - 62)
 
     await write(broker, [with_honest_crc(nonsense)])
     [response] = await reader.fetch(0)
@@ -409,3 +416,42 @@ async def test_old_record_formats_are_refused_with_the_error_code_of_kafka_4(
     response = await broker.produce(message)
     assert response.error_code == ErrorCode.INVALID_RECORD
     assert f"magic {magic}" in response.error_message
+
+
+@run_by(with_reader)
+async def test_transactions_stay_transactions_when_they_are_transcoded(broker: OneBroker, reader: Reader, /) -> None:
+    sent = batch(3, timestamp=broker.world.clock.wall_ms(), producer_id=7, producer_epoch=2, transactional=True)
+    await broker.produce(sent, question=WAIVED)
+    await broker.end_transaction(7, epoch=3, committed=False, coordinator_epoch=4)
+    request = FetchRequest(-1, 0, 1, 1 << 22, READ_COMMITTED, [FetchTopic(TOPIC, TOPIC_ID, [fetch_of(0)])])
+    answers: list[FetchAnswer] = []
+    broker.replicas.reader.fetch(request, answers.append)
+    [(_, response)] = await reader.transcoder.transcode(answers[0], request)
+    records, marker = headers(response)
+    assert (records.magic, records.is_transactional, records.is_control) == (MAGIC_RECORDS, True, False)
+    assert (records.producer_id, records.producer_epoch, records.base_sequence) == (7, 2, 0)
+    assert (marker.magic, marker.is_transactional, marker.is_control) == (MAGIC_RECORDS, True, True)
+    end = decode_control_batch(response.records, marker, records.size)
+    assert end == EndTransactionMarker(ControlType.ABORT, 4)
+    assert response.aborted_transactions == [AbortedTransaction(7, 0)]
+
+
+@pytest.mark.parametrize("record_format", ["columns", "kafka"])
+def test_a_log_of_either_format_keeps_transactions_and_markers(tmp_path: Path, record_format: str) -> None:
+    async def scenario(broker: OneBroker, reader: Reader) -> None:
+        await broker.told(state(1, isr=(1,), replicas=(1,)))
+        config = broker.partition().log.config
+        sent = batch(3, timestamp=broker.world.clock.wall_ms(), producer_id=7, transactional=True)
+        if is_to_be_rewritten(sent, config):
+            sent = bytes(await reader.transcoder.as_appended(sent, config))
+        await broker.produce(sent, question=WAIVED)
+        await broker.end_transaction(7)
+        [kept] = broker.fetch(fetch_of(0)).result()
+        magic = MAGIC_RECORDS if record_format == "kafka" else MAGIC_COLUMNS
+        assert [header.magic for header in headers(kept)] == [magic, MAGIC_RECORDS]
+        assert [header.is_transactional for header in headers(kept)] == [True, True]
+        assert [header.is_control for header in headers(kept)] == [False, True]
+        assert [header.producer_id for header in headers(kept)] == [7, 7]
+        assert kept.last_stable_offset == 4
+
+    with_record_format(tmp_path, record_format, scenario)

@@ -12,16 +12,20 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from minibroker.broker.network.acceptor import _Entering
 from minibroker.broker.network.dialect import Answer, Asked, Frame
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.processor import Processor, ServerConnection
+from minibroker.broker.network.quotas import ConnectionQuotas
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.framing import FrameReader, response_limit
+from tests.running import run_by
+from tests.simulation.simulator.loop import run
 
 CONNECTIONS = 5
 REQUESTS = 12
@@ -180,12 +184,16 @@ class Cluster:
         self.wrong: list[str] = []
         self.answers_in_handler = answers_in_handler
         self.peers: dict[str, Peer] = {}
+        quotas = ConnectionQuotas(CONNECTIONS, CONNECTIONS)
         for name in range(CONNECTIONS):
+            assert quotas.try_open("", 0.0) is None
+            entering = _Entering("", None)
+            quotas.joined(entering)
             stream = b"".join(
                 apis.encode_request(apis.METADATA, number, None, m.MetadataRequest(["t" * ((number * 7 + name) % 60)]))
                 for number in range(REQUESTS)
             )
-            connection = ServerConnection(self.processor, str(name), lambda: None)
+            connection = ServerConnection(self.processor, str(name), quotas, entering)
             transport = MemoryTransport()
             self.peers[str(name)] = Peer(connection, transport, memoryview(stream))
             connection.connection_made(transport)
@@ -258,7 +266,7 @@ actions = st.one_of(
     deliveries,
     st.builds(Action, st.just("turn")),
     st.builds(Action, st.sampled_from(["return", "answer"]), number=st.integers(0, 10)),
-    st.builds(Action, st.sampled_from(["pause", "resume"]), peers),
+    st.builds(Action, st.sampled_from(["pause", "resume", "throttle"]), peers),
     st.builds(Action, st.just("time"), number=st.integers(0, 3_000)),
 )
 
@@ -295,6 +303,8 @@ def test_every_request_is_handled_once_in_order_and_answered_in_any_order_of_eve
                     peer.pause_writing()
                 case "resume":
                     peer.resume_writing()
+                case "throttle":
+                    peer.connection.throttle(0.0002)
                 case "time":
                     cluster.now += action.number / 1_000_000
                 case _:
@@ -303,6 +313,7 @@ def test_every_request_is_handled_once_in_order_and_answered_in_any_order_of_eve
             if len(live) == CONNECTIONS:
                 assert cluster.channel.in_line <= sum(not peer.transport.reading for peer in live)
         # Remove every obstacle: then all requests must get through.
+        await asyncio.sleep(0.001)
         for peer in cluster.peers.values():
             peer.resume_writing()
         await cluster.finish(deliver=1_000)
@@ -321,6 +332,92 @@ def test_every_request_is_handled_once_in_order_and_answered_in_any_order_of_eve
         assert cluster.channel.in_line == 0
 
     asyncio.run(main())
+
+
+@run_by(lambda program: run(program()))
+async def test_a_throttled_connection_is_not_read_until_its_time_is_over() -> None:
+    cluster = Cluster([True] * REQUESTS)
+    cluster.returns_at_once = True
+    cluster.channel.on_answer = lambda request, answer: request.source.throttle(5 + request.correlation_id)
+    cluster.pool.start()
+    peer = cluster.peers["0"]
+    peer.deliver(1_000)
+    await asyncio.sleep(0.1)
+    for handled in range(1, 4):
+        assert len(peer.handled) == handled
+        assert not peer.transport.reading
+        await asyncio.sleep(4 + handled - 0.2)
+        assert len(peer.handled) == handled
+        await asyncio.sleep(0.2)
+    peer.lose()
+    cluster.channel.close()
+    await cluster.pool.close(1)
+
+
+@pytest.mark.parametrize("dialect", [NativeDialect, InOrder])
+@pytest.mark.parametrize(
+    ("throttles_s", "returns_at_s", "writable_at_s", "next_at_s"),
+    [
+        ((5,), 1, 0, 5),
+        ((5,), 8, 0, 8),
+        ((5,), 1, 7, 7),
+        ((5,), 7, 6, 7),
+        ((5, 2), 1, 0, 5),
+        ((2, 5), 1, 0, 5),
+        ((), 3, 0, 3),
+    ],
+)
+@run_by(lambda program: run(program()))
+async def test_the_next_request_waits_for_the_last_reason_to_be_mute(
+    *,
+    throttles_s: tuple[int, ...],
+    returns_at_s: int,
+    writable_at_s: int,
+    next_at_s: int,
+    dialect: type[NativeDialect],
+) -> None:
+    """Kafka's ChannelMuteState: the answer that is due, and the throttle time, end in any order."""
+    cluster = Cluster([True] * REQUESTS, dialect=dialect)
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    peer.deliver(1_000)
+    for seconds in throttles_s:
+        peer.connection.throttle(seconds)
+    if writable_at_s:
+        peer.pause_writing()
+    for second in range(10):
+        await asyncio.sleep(0.01)
+        if second == returns_at_s:
+            cluster.let_return(0)
+        if second == writable_at_s and writable_at_s:
+            peer.resume_writing()
+        await asyncio.sleep(0.49)
+        assert (len(peer.handled) > 1) is (second >= next_at_s)
+        await asyncio.sleep(0.5)
+    peer.lose()
+    cluster.returns_at_once = True
+    await cluster.finish()
+
+
+@run_by(lambda program: run(program()))
+async def test_a_throttled_connection_is_not_idle_and_one_that_closes_leaves_no_timer() -> None:
+    cluster = Cluster([True] * REQUESTS, NetworkSettings(connections_max_idle_ms=1_000))
+    peer, other = cluster.peers["0"], cluster.peers["1"]
+    for each in (peer, other):
+        each.connection.throttle(60)
+    other.connection.close()
+    assert other.connection.idle_since is not None
+    cluster.now += 5
+    peer.connection.check_deadlines(cluster.now)
+    assert not peer.transport.is_closing()
+    await asyncio.sleep(61)
+    cluster.now += 0.9
+    peer.connection.check_deadlines(cluster.now)
+    assert not peer.transport.is_closing()
+    cluster.now += 1
+    peer.connection.check_deadlines(cluster.now)
+    assert peer.transport.is_closing()
 
 
 async def test_a_peer_is_not_called_slow_for_the_time_when_it_was_not_read() -> None:
@@ -437,5 +534,48 @@ async def test_a_refusal_comes_after_the_answers_that_are_held_back() -> None:
     for _ in range(20):
         await asyncio.sleep(0)
     assert peer.responses() == [0, 1]
+    assert peer.transport.is_closing()
+    await cluster.finish()
+
+
+class FailingGate:
+    """A gate whose authentication fails when the test says so."""
+
+    is_open = True
+    has_expired = False
+    has_failed = False
+
+    def why_closed(self, api_key: int, now: float) -> str | None:
+        return "its authentication has failed" if self.has_failed else None
+
+    def set_broker(self, is_broker: bool) -> None:
+        """Do nothing: the other end is a client."""
+
+
+@pytest.mark.parametrize("dialect", [NativeDialect, InOrder])
+@pytest.mark.parametrize(
+    "more", [apis.encode_request(apis.METADATA, 1, None, m.MetadataRequest([])), b"\0\0\0\x01?", b"\xff" * 8]
+)
+async def test_nothing_reveals_a_failed_authentication_before_its_answer(
+    more: bytes, dialect: type[NativeDialect]
+) -> None:
+    cluster = Cluster([False] * REQUESTS, dialect=dialect)
+    cluster.returns_at_once = True
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    gate = peer.connection.session.gate = FailingGate()
+    peer.stream = memoryview(apis.encode_request(apis.METADATA, 0, None, m.MetadataRequest([])) + more)
+    peer.deliver(len(peer.stream) - len(more))
+    gate.has_failed = True
+    peer.deliver(len(more))
+    for _ in range(20):
+        await asyncio.sleep(0)
+    assert not peer.transport.is_closing()
+    assert not peer.transport.is_reading()
+    assert (peer.handled, peer.responses()) == ([0], [])
+    cluster.answer(0)
+    peer.connection.close()
+    assert (peer.handled, peer.responses()) == ([0], [0])
     assert peer.transport.is_closing()
     await cluster.finish()

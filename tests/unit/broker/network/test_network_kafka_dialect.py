@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from tests.faults.hostile_kafka import InProcess, hostile_frame
+from tests.faults.hostile.kafka import InProcess, hostile_frame
 
 FRAMES = 2_000
 

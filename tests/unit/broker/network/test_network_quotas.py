@@ -1,31 +1,111 @@
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 import pytest
 
-from minibroker.broker.network.quotas import ConnectionQuotas, why_too_few_descriptors
+from minibroker.broker.network.quotas import RESERVED, ConnectionQuotas, why_too_few_descriptors
 
 
-def quotas(total: int = 100, per_address: int = 100, rate: int = 100) -> ConnectionQuotas:
-    return ConnectionQuotas(total, per_address, rate)
+def quotas(total: int = 100, per_address: int = 100) -> ConnectionQuotas:
+    return ConnectionQuotas(total, per_address)
 
 
-def test_a_connection_above_the_limit_is_refused_with_the_settings_name() -> None:
+class Fake:
+    def __init__(self, limited: ConnectionQuotas, address: str, idle_since: float | None = 0.0) -> None:
+        self.address = address
+        self.idle_since = idle_since
+        self.closed_because: str | None = None
+        limited.joined(self)
+
+    def give_way(self, reason: str) -> None:
+        self.closed_because = reason
+
+
+def opened(limited: ConnectionQuotas, address: str, now: float = 0.0, idle_since: float | None = 0.0) -> Fake:
+    assert limited.try_open(address, now) is None
+    return Fake(limited, address, idle_since)
+
+
+def client(limited: ConnectionQuotas, address: str, idle_since: float | None = None) -> Fake:
+    connection = opened(limited, address, idle_since=idle_since)
+    assert limited.admit(connection, 0.0) is None
+    return connection
+
+
+def test_a_connection_above_the_limit_takes_the_place_of_the_one_that_has_waited_longest() -> None:
     limited = quotas(total=3)
-    assert [limited.try_open(f"10.0.0.{n}", 0.0) for n in range(3)] == [None, None, None]
-    assert limited.try_open("10.0.0.9", 0.0) == "max.connections=3 is reached"
+    waiting = [opened(limited, f"10.0.0.{number}") for number in range(4)]
+    assert [each.closed_because for each in waiting] == ["max.connections=3 is reached", None, None, None]
+    limited.left(waiting[0])
     assert limited.total == 3
-    limited.close("10.0.0.1")
-    assert limited.try_open("10.0.0.9", 0.0) is None
+    assert [limited.admit(each, 0.0) for each in waiting[1:]] == [None] * 3
 
 
-def test_each_address_has_a_limit_of_its_own() -> None:
+def test_an_address_above_its_own_limit_loses_its_own_connections() -> None:
     limited = quotas(per_address=2)
-    assert limited.try_open("10.0.0.1", 0.0) is None
-    assert limited.try_open("10.0.0.1", 0.0) is None
-    assert limited.try_open("10.0.0.1", 0.0) == "max.connections.per.ip=2 is reached"
-    assert limited.try_open("10.0.0.2", 0.0) is None
-    limited.close("10.0.0.1")
-    assert limited.try_open("10.0.0.1", 0.0) is None
+    others, first, second = opened(limited, "b"), opened(limited, "a"), opened(limited, "a")
+    opened(limited, "a")
+    assert first.closed_because == "max.connections.per.ip=2 is reached"
+    assert others.closed_because is second.closed_because is None
+    assert limited.per_address == {"a": 2, "b": 1}
+
+
+def test_an_idle_client_gives_way_the_longest_idle_first_and_none_that_was_active_within_a_second() -> None:
+    limited = quotas(total=4)
+    clients = [client(limited, "a", idle_since) for idle_since in (3.0, 1.0, None, 9.9)]
+    for _ in range(2):
+        assert limited.try_open("b", 10.0) is None
+    assert [each.closed_because is not None for each in clients] == [True, True, False, False]
+    clients[3].idle_since = None
+    assert [each.closed_because is not None for each in clients] == [True, True, False, False]
+
+
+def test_if_all_clients_are_busy_only_brokers_get_in() -> None:
+    limited = quotas(total=2)
+    busy = [client(limited, "a"), client(limited, "b")]
+    stranger, broker = opened(limited, "c"), opened(limited, "d")
+    assert limited.admit(stranger, 0.0) == "max.connections=2 is reached"
+    limited.left(stranger)
+    limited.proved(broker)
+    assert limited.total == 3
+    for number in range(10 * RESERVED):
+        opened(limited, "e", float(number))
+    assert all(each.closed_because is None for each in (*busy, broker))
+    limited.left(broker)
+    assert "d" not in limited.per_address
+
+
+def test_strangers_that_wait_never_keep_out_a_broker_that_comes_later() -> None:
+    limited = quotas(total=50, per_address=40)
+    brokers = []
+    for number in range(1_000):
+        opened(limited, f"10.0.0.{number % 3}")
+        if number % 100 == 0:
+            brokers.append(opened(limited, "10.0.0.1"))
+            limited.proved(brokers[-1])
+    assert all(broker.closed_because is None for broker in brokers)
+
+
+def test_a_flood_at_full_and_busy_listeners_is_refused_without_a_look_at_each_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    limited = quotas(total=10, per_address=1_000)
+    for _ in range(10):
+        client(limited, "a")
+    for _ in range(RESERVED):
+        connection = opened(limited, "b")
+        limited.admit(connection, 0.0)
+    looks: list[int] = []
+
+    def nsmallest(count: int, found: Iterable[object]) -> list[object]:
+        looks.append(len(list(found)))
+        return []
+
+    monkeypatch.setattr("heapq.nsmallest", nsmallest)
+    for number in range(1_000):
+        limited.try_open("c", 5.0 + number / 1_000)
+    assert len(looks) <= 2
 
 
 def test_addresses_without_connections_are_forgotten() -> None:
@@ -37,27 +117,11 @@ def test_addresses_without_connections_are_forgotten() -> None:
     assert limited.total == 0
 
 
-def test_a_seconds_worth_of_connections_may_come_at_once_and_then_the_rate_applies() -> None:
-    limited = quotas(rate=10)
-    assert [limited.try_open("a", 5.0) for _ in range(10)] == [None] * 10
-    assert limited.try_open("a", 5.0) == "max.connection.creation.rate=10 per second is exceeded"
-    opened = sum(limited.try_open("a", 5.0 + n / 100) is None for n in range(1, 301))
-    assert opened == pytest.approx(30, abs=1)
-
-
-def test_a_long_silence_allows_no_more_than_a_seconds_worth() -> None:
-    limited = quotas(rate=4)
-    assert limited.try_open("a", 0.0) is None
-    assert [limited.try_open("a", 1_000.0) is None for _ in range(6)] == [True] * 4 + [False] * 2
-
-
-def test_a_connection_that_is_refused_for_another_reason_does_not_use_up_the_rate() -> None:
-    limited = quotas(per_address=1, rate=3)
-    assert limited.try_open("a", 0.0) is None
-    for _ in range(10):
-        assert limited.try_open("a", 0.0) is not None
-    assert limited.try_open("b", 0.0) is None
-    assert limited.try_open("c", 0.0) is None
+def test_a_connection_gives_way_where_descriptors_run_out() -> None:
+    limited = quotas()
+    silent = opened(limited, "a")
+    assert limited.try_open("b", 0.0, "no descriptors are left") is None
+    assert silent.closed_because == "no descriptors are left"
 
 
 def test_connections_leave_descriptors_to_files_and_say_what_to_do_about_it() -> None:

@@ -4,8 +4,9 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
-from minibroker.broker.network.dialect import Answer
+from minibroker.broker.network.dialect import Answer, Asked, BadInput
 from minibroker.broker.network.handler_pool import RequestHandlerPool
+from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel, Session
@@ -34,6 +35,15 @@ class Source:
     def __init__(self, on_room: Callable[[], None] | None = None) -> None:
         self._on_room = on_room
 
+    def proved_broker(self) -> None:
+        pass
+
+    def authenticated(self) -> None:
+        pass
+
+    def close(self) -> None:
+        pass
+
     def introduced(self, name: str, version: str) -> None:
         raise AssertionError("no peer introduces itself here")
 
@@ -43,8 +53,15 @@ class Source:
     def handled(self, *, wake: bool) -> None:
         """Do nothing: this source sends no more."""
 
+    def refused(self, bad_input: BadInput) -> None:
+        raise AssertionError("nothing is decoded late here")
+
     def close_connection(self, reason: str) -> None:
         raise AssertionError("nothing is closed here")
+
+    on_answer = None
+
+    def throttle(self, seconds: float) -> None: ...
 
     def room_in_channel(self) -> None:
         assert self._on_room is not None
@@ -249,3 +266,39 @@ async def test_a_request_is_not_given_to_a_handler_that_was_cancelled() -> None:
     gone.cancel()
     channel.offer(request(1), wake=True)
     assert number_of(await alive) == 1
+
+
+@run_by(run)
+async def test_a_large_answer_that_cannot_be_encoded_closes_its_connection() -> None:
+    """Otherwise the client would wait for its time-out."""
+
+    class Broken(NativeDialect):
+        def encode_response(self, asked: Asked, body: m.Message) -> Answer:
+            raise ValueError("a bug")
+
+    class Closing(Source):
+        dialect = Broken(NativeListener("DATA", apis.Plane.DATA, 1 << 20))
+
+        def __init__(self) -> None:
+            super().__init__()
+            self.events: list[object] = []
+
+        def answered(self, request: Request, answer: Answer | None) -> None:
+            self.events.append(answer)
+
+        def close_connection(self, reason: str) -> None:
+            self.events.append(reason)
+
+    source = Closing()
+    large = request(1, source=source)
+    large.large = LargeRequests(InThisThread())
+    large.respond(m.MetadataResponse(0, [], None, -1, []))
+    await large.large.close()
+    assert source.events == ["the answer to Metadata cannot be encoded: see the broker's log", None]
+
+
+class InThisThread:
+    async def run(self, function: Callable[..., Any], *arguments: Any) -> Any:
+        return function(*arguments)
+
+    def close(self) -> None: ...

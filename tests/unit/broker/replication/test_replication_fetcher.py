@@ -384,4 +384,4 @@ def test_a_leader_that_takes_this_broker_for_none_is_named_in_the_log_once(
     with_leader(tmp_path, scenario)
     [said] = caplog.messages
     assert "nothing can be fetched from broker 2" in said
-    assert "broker.secret.file" in said
+    assert "anonymous" in said

@@ -1,15 +1,18 @@
 from __future__ import annotations
 
-from collections.abc import Callable, Generator
+from collections.abc import Callable
 from pathlib import Path
 
 import msgspec
 import pytest
 
 from minibroker.broker.replication.following import copying
+from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation
 from minibroker.broker.replication.partition import Partition, Settings
-from minibroker.broker.replication.reading import offset_for
+from minibroker.broker.replication.reading import offset_for, tell_producers
 from minibroker.broker.replication.throttle import Quota
+from minibroker.broker.scheduling.slices import finish_at_once
+from minibroker.broker.storage.search import Steps
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     EARLIEST_LOCAL_TIMESTAMP,
@@ -22,9 +25,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from tests.replication_support import LAG_S, ME, fetch_of, open_partition, partition_over, state
-from tests.storage_support import NOW, Clock, at_once, batch, everything, headers, stamped
-
-CONSUMER = -1
+from tests.storage_support import NOW, Clock, batch, everything, headers, stamped
 
 
 def refusal(call: Callable[[], object]) -> ErrorCode:
@@ -152,7 +153,7 @@ def test_what_was_sent_to_a_follower_counts_once_it_asks_for_what_comes_after_it
     partition.become_leader(state(isr=(1, 2), replicas=(1, 2)))
     append(partition, 5)
     assert not fetches(partition, 2, 0)
-    assert partition.read(fetch_of(0), 2, max_bytes=1_000, at_least_one=True).records
+    assert partition.read(fetch_of(0), 2, FetchIsolation.LOG_END, max_bytes=1_000, at_least_one=True).records
     assert partition.high_watermark == 0
     assert fetches(partition, 2, 5)
     assert partition.high_watermark == 5
@@ -226,13 +227,38 @@ def test_a_follower_that_is_gone_before_it_joined_is_not_waited_for(tmp_path: Pa
     end = append(partition)
     fetches(partition, 3, end)
     assert partition.high_watermark < end
-    assert not partition.disregard_the_gone()
+    assert not partition.advance_high_watermark()
     del alive[2]
-    assert partition.disregard_the_gone()
+    assert partition.advance_high_watermark()
     assert partition.high_watermark == end
     del alive[3]
     end = append(partition)
-    assert not partition.disregard_the_gone(), "what is in the ISR is waited for in any case"
+    assert not partition.advance_high_watermark(), "what is in the ISR is waited for in any case"
+
+
+def test_a_follower_that_fetches_until_its_broker_stops_is_not_waited_for(tmp_path: Path) -> None:
+    alive: dict[int, int] = {2: 1, 3: 1}
+    partition, _ = open_partition(tmp_path, alive=alive)
+    partition.become_leader(state(isr=(1, 3)))
+    del alive[2]
+    partition.disregard_the_gone()
+    fetches(partition, 2, 0)
+    assert fetches(partition, 3, append(partition))
+
+
+def test_a_follower_that_is_gone_before_its_isr_change_is_refused_is_not_waited_for(tmp_path: Path) -> None:
+    alive: dict[int, int] = {2: 1, 3: 1}
+    partition, _ = open_partition(tmp_path, alive=alive)
+    partition.become_leader(state(isr=(1, 3)))
+    fetches(partition, 2, 0)
+    proposal = partition.propose_isr((1, 2, 3))
+    end = append(partition)
+    fetches(partition, 3, end)
+    del alive[2]
+    partition.disregard_the_gone()
+    assert not partition.advance_high_watermark(), "the change may have been made"
+    assert partition.isr_conflict(proposal, LeaderAndIsr(1, 0, (1, 3), 1, 2))
+    assert partition.high_watermark == end
 
 
 def test_a_joining_follower_counts_for_the_high_watermark_before_min_insync_replicas(
@@ -526,7 +552,9 @@ def test_what_is_over_the_rate_is_kept_from_those_that_the_high_watermark_does_n
     fetches(partition, 2, 4)
 
     def gets(replica_id: int, offset: int = 0) -> bool:
-        found = partition.read(fetch_of(offset), replica_id, max_bytes=1_000, at_least_one=True)
+        found = partition.read(
+            fetch_of(offset), replica_id, FetchIsolation.of(replica_id, 0), max_bytes=1_000, at_least_one=True
+        )
         assert found.error_code == ErrorCode.NONE
         return len(found.records) > 0
 
@@ -554,13 +582,13 @@ def test_latest_is_not_available_until_the_high_watermark_has_reached_the_epochs
     partition.become_leader(state(epoch=1))
 
     def latest() -> object:
-        return at_once(offset_for(partition, LATEST_TIMESTAMP, -1, CONSUMER))
+        return finish_at_once(offset_for(partition, LATEST_TIMESTAMP, -1, CONSUMER))
 
     assert refusal(latest) is ErrorCode.OFFSET_NOT_AVAILABLE
-    assert at_once(offset_for(partition, EARLIEST_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
-    assert at_once(offset_for(partition, LATEST_TIMESTAMP, -1, 2)) == (-1, 4)
+    assert finish_at_once(offset_for(partition, EARLIEST_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
+    assert finish_at_once(offset_for(partition, LATEST_TIMESTAMP, -1, 2)) == (-1, 4)
     # Between the high watermark and the log's end a consumer waits; this offset is not out of range.
-    found = partition.read(fetch_of(4), CONSUMER, max_bytes=100, at_least_one=True)
+    found = partition.read(fetch_of(4), CONSUMER, FetchIsolation.HIGH_WATERMARK, max_bytes=100, at_least_one=True)
     assert (found.error_code, len(found.records)) == (ErrorCode.NONE, 0)
     fetches(partition, 2, 4)
     fetches(partition, 3, 4)
@@ -571,13 +599,13 @@ def test_offsets_for_times(tmp_path: Path) -> None:
     partition, _ = open_partition(tmp_path)
     partition.become_leader(state(isr=(1,), replicas=(1, 2)))
     append(partition, 3)
-    assert at_once(offset_for(partition, NOW + 1, -1, CONSUMER)) == (NOW + 1, 1)
-    assert at_once(offset_for(partition, NOW + 99, -1, CONSUMER)) == (-1, -1)
-    assert at_once(offset_for(partition, MAX_TIMESTAMP, -1, CONSUMER)) == (NOW + 2, 2)
-    assert at_once(offset_for(partition, EARLIEST_LOCAL_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
-    assert at_once(offset_for(partition, LATEST_TIERED_TIMESTAMP, -1, CONSUMER)) == (-1, -1)
-    assert refusal(lambda: at_once(offset_for(partition, -6, -1, CONSUMER))) is ErrorCode.UNSUPPORTED_VERSION
-    assert refusal(lambda: at_once(offset_for(partition, NOW, 5, CONSUMER))) is ErrorCode.UNKNOWN_LEADER_EPOCH
+    assert finish_at_once(offset_for(partition, NOW + 1, -1, CONSUMER)) == (NOW + 1, 1)
+    assert finish_at_once(offset_for(partition, NOW + 99, -1, CONSUMER)) == (-1, -1)
+    assert finish_at_once(offset_for(partition, MAX_TIMESTAMP, -1, CONSUMER)) == (NOW + 2, 2)
+    assert finish_at_once(offset_for(partition, EARLIEST_LOCAL_TIMESTAMP, -1, CONSUMER)) == (-1, 0)
+    assert finish_at_once(offset_for(partition, LATEST_TIERED_TIMESTAMP, -1, CONSUMER)) == (-1, -1)
+    assert refusal(lambda: finish_at_once(offset_for(partition, -6, -1, CONSUMER))) is ErrorCode.UNSUPPORTED_VERSION
+    assert refusal(lambda: finish_at_once(offset_for(partition, NOW, 5, CONSUMER))) is ErrorCode.UNKNOWN_LEADER_EPOCH
 
 
 def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_path: Path) -> None:
@@ -589,7 +617,7 @@ def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_
     append(partition)
     assert partition.high_watermark == 200
 
-    def begun() -> Generator[None, None, tuple[int, int]]:
+    def begun() -> Steps[tuple[int, int]]:
         steps = offset_for(partition, MAX_TIMESTAMP, -1, CONSUMER)
         next(steps)
         return steps
@@ -597,7 +625,7 @@ def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_
     partition.log.move_log_start_offset(1)
     steps = begun()
     partition.become_follower(state(leader=2, epoch=1))
-    assert refusal(lambda: at_once(steps)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+    assert refusal(lambda: finish_at_once(steps)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
     partition.become_leader(state(epoch=2, isr=(1, 2), replicas=(1, 2)))
     fetches(partition, 2, 201)
     append(partition)
@@ -605,7 +633,7 @@ def test_an_answer_that_took_long_is_that_of_the_epoch_in_which_it_is_given(tmp_
     partition.become_follower(state(leader=2, epoch=3))
     partition.become_leader(state(epoch=4, isr=(1, 2), replicas=(1, 2)))
     assert partition.high_watermark == 201
-    assert refusal(lambda: at_once(steps)) is ErrorCode.OFFSET_NOT_AVAILABLE
+    assert refusal(lambda: finish_at_once(steps)) is ErrorCode.OFFSET_NOT_AVAILABLE
 
 
 # -- divergence --
@@ -762,12 +790,12 @@ def test_a_follower_that_starts_afresh_knows_who_wrote_what_it_does_not_get(tmp_
     leader.log.move_log_start_offset(5)  # within a batch
     answer = leader.admit(fetch_of(0, epoch=3, last_epoch=-1), 2)
     assert answer is not None
-    leader.tell_producers(answer)
+    tell_producers(leader, answer)
     partition.become_follower(state(leader=2, epoch=3))
     copying.restart(partition, answer)
     assert [(i, [b.first_offset for b in p.batches]) for i, p in partition.log.producers()] == [(7, [0, 2])]
     asked = fetch_of(5, epoch=3, last_epoch=3)
-    copying.apply_fetched(partition, leader.read(asked, 2, max_bytes=10_000, at_least_one=True))
+    copying.apply_fetched(partition, leader.read(asked, 2, FetchIsolation.LOG_END, max_bytes=10_000, at_least_one=True))
     assert dict(partition.log.producers()).keys() == {7, 8}
     for (_, here), (_, there) in zip(partition.log.producers(), leader.log.producers(), strict=True):
         assert here.batches == there.batches
@@ -859,8 +887,9 @@ def test_a_follower_tells_where_its_log_would_begin_after_a_crash(tmp_path: Path
     partition.become_follower(state(leader=2))
     for start in (0, 3):
         leader.delete_records(start)
+        next_fetch = copying.next_fetch(partition, 1_000)
         copying.apply_fetched(
-            partition, leader.read(copying.next_fetch(partition, 1_000), 2, max_bytes=1_000, at_least_one=True)
+            partition, leader.read(next_fetch, 2, FetchIsolation.LOG_END, max_bytes=1_000, at_least_one=True)
         )
     assert partition.log.log_start_offset == 3
     assert copying.next_fetch(partition, 1_000).log_start_offset == 0

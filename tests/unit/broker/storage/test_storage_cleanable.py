@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minibroker.broker.storage.compaction.cleanable import Candidate, Cleanable, cleanable, dirtiest, groups
-from minibroker.broker.storage.index import MAX_RELATIVE_OFFSET
+from minibroker.broker.storage.indexes.index import MAX_RELATIVE_OFFSET
 from minibroker.broker.storage.retention import SegmentExtent
 
 NOW = 1_000_000

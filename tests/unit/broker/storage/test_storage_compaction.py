@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import msgspec
 import pytest
 
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.broker.storage import search
 from minibroker.broker.storage.compaction import cleaning as compaction
 from minibroker.broker.storage.compaction.cleanable import Cleanable
@@ -49,7 +50,6 @@ from tests.storage_support import (
     Clock,
     Opened,
     StorageWorld,
-    at_once,
     everything,
     flip,
     open_log,
@@ -380,7 +380,7 @@ def test_a_read_in_a_gap_goes_on_with_the_next_batch(tmp_path: Path) -> None:
     for offset in range(1, 9):
         [batch] = iterate_batches(log.read(offset, 1_000, 9))
         assert batch.header.base_offset == 8
-    assert at_once(search.offset_for_timestamp(log, NOW, 9)) == (NOW, 8)
+    assert finish_at_once(search.offset_for_timestamp(log, NOW, 9)) == (NOW, 8)
 
 
 def test_a_record_without_a_key_is_refused_with_the_batch_that_it_is_in(tmp_path: Path) -> None:
@@ -536,11 +536,11 @@ def test_the_largest_batch_has_room_for_what_compaction_writes() -> None:
 def test_the_newest_record_is_one_that_is_left(tmp_path: Path) -> None:
     late = bytes(encode_batch([b"1"], keys=[b"a"], base_timestamp=NOW + 5_000))
     log = segments_of(tmp_path, [late, keyed([(b"b", b"2")]), keyed([(b"a", b"3"), (b"c", b"4")])]).log
-    assert at_once(search.newest_record(log, log.log_end_offset)) == (NOW + 5_000, 0)
+    assert finish_at_once(search.newest_record(log, log.log_end_offset)) == (NOW + 5_000, 0)
     assert compact(log)
     assert [offset for offset, _, _ in found(log)] == [1, 2, 3]
     assert next(iterate_batches(everything(log))).header.max_timestamp == NOW + 5_000, "it has no records"
-    assert at_once(search.newest_record(log, log.log_end_offset)) == (NOW + 1, 3)
+    assert finish_at_once(search.newest_record(log, log.log_end_offset)) == (NOW + 1, 3)
 
 
 def test_a_search_begins_anew_when_a_compaction_replaces_its_segment(tmp_path: Path) -> None:
@@ -552,7 +552,7 @@ def test_a_search_begins_anew_when_a_compaction_replaces_its_segment(tmp_path: P
         next(steps)
         append_segment(log, [keyed([(b"0", b"4")])])
         assert compact(log)
-        assert at_once(steps) == (NOW + 1, 202)
+        assert finish_at_once(steps) == (NOW + 1, 202)
 
 
 def test_old_segments_wait_for_a_compaction_that_is_under_way_and_the_next_one_for_them(tmp_path: Path) -> None:

@@ -7,7 +7,14 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, InvalidIndex, Layout, SparseIndex, StoredIndex
+from minibroker.broker.storage.indexes.index import (
+    OFFSET_INDEX,
+    TIME_INDEX,
+    InvalidIndex,
+    Layout,
+    SparseIndex,
+    StoredIndex,
+)
 from minibroker.protocol.world.real import RealDisk
 
 LAYOUTS = (OFFSET_INDEX, TIME_INDEX)

@@ -9,13 +9,14 @@ from random import Random
 
 import pytest
 
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.broker.storage import search
 from minibroker.broker.storage.flushing import SHORTAGE_PAUSE_S
 from minibroker.broker.storage.io_errors import Shortage, Trouble, trouble_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from tests.storage_support import NOW, Opened, StorageHost, StorageWorld, at_once, batch, everything, open_log
+from tests.storage_support import NOW, Opened, StorageHost, StorageWorld, batch, everything, open_log
 from tests.waiting import until
 
 NO_DESCRIPTORS = {errno.EMFILE, errno.ENFILE}
@@ -65,8 +66,8 @@ async def met(call: Call, log: Log) -> BrokerError:
 
 READS: dict[str, Call] = {
     "read": lambda log: log.read(3, 10, 8),
-    "offset_for_timestamp": lambda log: at_once(search.offset_for_timestamp(log, NOW, 8)),
-    "newest_record": lambda log: at_once(search.newest_record(log, 7)),
+    "offset_for_timestamp": lambda log: finish_at_once(search.offset_for_timestamp(log, NOW, 8)),
+    "newest_record": lambda log: finish_at_once(search.newest_record(log, 7)),
     "bytes_between": lambda log: log.bytes_between(1, 5),
 }
 

@@ -3,6 +3,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import Awaitable, Callable
+from itertools import islice
 from pathlib import Path
 from random import Random
 from time import thread_time
@@ -11,6 +12,8 @@ import msgspec
 import pytest
 from crc32c import crc32c
 
+from minibroker.broker.scheduling.slices import finish_at_once
+from minibroker.broker.storage import log as log_of_storage
 from minibroker.broker.storage import search
 from minibroker.broker.storage.directory import FLUSHES_AT_ONCE
 from minibroker.broker.storage.inspection.verification import Checkpointed, verify_partition
@@ -19,7 +22,16 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.search import Search
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer
-from minibroker.protocol.records import MAGIC_RECORDS, MAX_RECORDS, encode_batch, parse_header
+from minibroker.protocol.records import (
+    MAGIC_COLUMNS,
+    MAGIC_RECORDS,
+    MAX_RECORDS,
+    MAX_TIMESTAMP_MS,
+    encode_batch,
+    iterate_batches,
+    parse_header,
+)
+from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
 from tests.storage_support import (
     NOW,
@@ -27,7 +39,6 @@ from tests.storage_support import (
     GatedExecutor,
     Opened,
     StorageWorld,
-    at_once,
     batch,
     check_indexes,
     everything,
@@ -133,8 +144,8 @@ def with_base_timestamp(content: bytes, base_timestamp: int) -> bytes:
         (with_attributes(GOOD, 0x07), ErrorCode.CORRUPT_MESSAGE),
         (bytes(encode_batch([b"a"], base_timestamp=NOW, offset_deltas=[3])), ErrorCode.INVALID_RECORD),
         (bytes(encode_batch([], base_timestamp=NOW, last_offset_delta=0)), ErrorCode.INVALID_RECORD),
-        (with_base_timestamp(GOOD, -(1 << 62) - 1), ErrorCode.INVALID_TIMESTAMP),
-        (with_base_timestamp(GOOD, (1 << 62) + 1), ErrorCode.INVALID_TIMESTAMP),
+        (with_base_timestamp(GOOD, -MAX_TIMESTAMP_MS - 1), ErrorCode.INVALID_TIMESTAMP),
+        (with_base_timestamp(GOOD, MAX_TIMESTAMP_MS + 1), ErrorCode.INVALID_TIMESTAMP),
         (batch(size=2_000), ErrorCode.MESSAGE_TOO_LARGE),
         (batch(size=900) * 4, ErrorCode.RECORD_LIST_TOO_LARGE),
         (batch(producer_id=5) + batch(producer_id=5, sequence=1), ErrorCode.INVALID_RECORD),
@@ -155,13 +166,43 @@ def test_what_no_producer_may_send_is_refused_and_nothing_is_written(
     log.append_as_leader(batch(producer_id=5), 0, NOW)
 
 
+def test_times_that_the_log_replaces_may_be_beyond_those_that_readers_show(path: str) -> None:
+    log = open_log(path, LogConfig(log_append_time=True)).log
+    log.append_as_leader(with_times(GOOD, 1_790_000_000_000_000_000, 1_790_000_000_000_000_001), 0, NOW)
+    (stored,) = [header for header, _, _ in iterate_batches(everything(log))]
+    assert stored.max_timestamp == NOW
+
+
+def test_a_timestamp_that_its_batch_denies_is_refused_where_records_are_looked_at(path: str) -> None:
+    log = open_log(path, LogConfig(compact=True)).log
+    honest = encode_batch([b"v"], keys=[b"k"], base_timestamp=0, timestamp_deltas=[MAX_TIMESTAMP_MS])
+    log.append_as_leader(honest, 0, NOW)
+    lie = encode_batch([b"v"], keys=[b"k"], base_timestamp=0, timestamp_deltas=[MAX_TIMESTAMP_MS + 1])
+    assert refusal(lambda: log.append_as_leader(with_times(bytes(lie), 0, 0), 0, NOW)) is ErrorCode.INVALID_TIMESTAMP
+
+
+@pytest.mark.parametrize("magic", [MAGIC_COLUMNS, MAGIC_RECORDS])
+def test_a_search_by_time_looks_at_few_records_in_a_step_and_decompresses_in_a_thread(path: str, magic: int) -> None:
+    count = 20_000
+    deltas = [0] * (count - 1) + [1]
+    content = encode_batch(
+        [b""] * count, base_timestamp=NOW, timestamp_deltas=deltas, compression=Compression.ZSTD, magic=magic
+    )
+    log = open_log(path).log
+    log.append_as_leader(content, 0, NOW)
+    steps = search.offset_for_timestamp(log, NOW + 1, count)
+    call = next(steps)
+    assert call is not None
+    steps.send(call())
+    assert list(islice(steps, count // 1_000)) == [None] * (count // 1_000)
+    assert finish_at_once(steps) == (NOW + 1, count - 1)
+    assert finish_at_once(search.newest_record(log, count)) == (NOW + 1, count - 1)
+
+
 def test_a_segment_holds_no_more_offsets_than_an_index_can_express(path: str) -> None:
-    """A forged count can claim a million records in a few bytes."""
+    """A million equal records take a few bytes."""
     log = open_log(path, LogConfig(index_interval_bytes=1)).log
-    forged = bytearray(encode_batch([b"x"], base_timestamp=NOW, magic=MAGIC_RECORDS))
-    forged[23:27] = (MAX_RECORDS - 1).to_bytes(4, "big")
-    forged[57:61] = MAX_RECORDS.to_bytes(4, "big")
-    content = with_attributes(bytes(forged), 0)
+    content = bytes(encode_batch([None] * MAX_RECORDS, base_timestamp=NOW))
     fitting = (2**31 - 1) // MAX_RECORDS
     refused = content * (fitting + 1)
     assert refusal(lambda: log.append_as_leader(refused, 0, NOW)) is ErrorCode.RECORD_LIST_TOO_LARGE
@@ -378,9 +419,9 @@ def test_the_first_record_at_or_after_a_time_is_found_even_if_times_go_back(path
     for time in (-1, 0, 5, 10, 99, 105, 110, 301, 309, 310, 1_009, 1_010):
         for up_to in (0, 15, 35, 65, 80):
             expected = next((r for r in records if r[0] >= NOW + time and r[1] < up_to), None)
-            assert at_once(search.offset_for_timestamp(log, NOW + time, up_to)) == expected, (time, up_to)
+            assert finish_at_once(search.offset_for_timestamp(log, NOW + time, up_to)) == expected, (time, up_to)
     log.move_log_start_offset(15)
-    assert at_once(search.offset_for_timestamp(log, NOW, 80)) == (NOW + 105, 15)
+    assert finish_at_once(search.offset_for_timestamp(log, NOW, 80)) == (NOW + 105, 15)
 
 
 @pytest.mark.parametrize("is_rebuilt", [False, True], ids=["as written", "recovered"])
@@ -409,8 +450,8 @@ def test_the_newest_record_is_found_in_every_part_of_a_log(path: str, is_rebuilt
         log.move_log_start_offset(start)
         for up_to in {start + 1, *range(start + 1, 165, 13), 165}:
             found = max(record for record in records if start <= -record[1] < up_to)
-            assert at_once(search.newest_record(log, up_to)) == (found[0], -found[1]), (start, up_to)
-    assert at_once(search.newest_record(log, 164)) is None
+            assert finish_at_once(search.newest_record(log, up_to)) == (found[0], -found[1]), (start, up_to)
+    assert finish_at_once(search.newest_record(log, 164)) is None
 
 
 def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_headers(path: str) -> None:
@@ -419,7 +460,7 @@ def test_the_newest_record_of_a_long_segment_is_found_without_reading_its_header
         log.append_as_leader(batch(1, timestamp=NOW + number if number < 900 else NOW), 0, NOW)
     segment = log._active
     assert len(list(segment.newest_batches(0, 2_000))) < 10
-    assert at_once(search.newest_record(log, 2_000)) == (NOW + 899, 899)
+    assert finish_at_once(search.newest_record(log, 2_000)) == (NOW + 899, 899)
 
 
 def the_newest_is_gone(path: str, *, segment_bytes: int = 1 << 30) -> Log:
@@ -446,7 +487,7 @@ def test_a_search_through_a_whole_segment_is_done_in_short_steps(
     steps = search(log)
     for _ in range(20):
         next(steps)
-    assert at_once(steps) == answer
+    assert finish_at_once(steps) == answer
 
 
 async def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: str) -> None:
@@ -454,13 +495,13 @@ async def test_what_was_the_newest_of_a_segment_is_not_searched_for_again(path: 
     log.roll()
     for time in (50, 70):
         log.append_as_leader(batch(1, timestamp=NOW + time), 0, NOW)
-        at_once(search.newest_record(log, log.log_end_offset))
+        finish_at_once(search.newest_record(log, log.log_end_offset))
     with pytest.raises(StopIteration):
         next(search.newest_record(log, log.log_end_offset))
     log.truncate_to(50)
-    assert at_once(search.newest_record(log, 50)) == (NOW + 49, 49)
+    assert finish_at_once(search.newest_record(log, 50)) == (NOW + 49, 49)
     log.append_as_leader(batch(1, timestamp=NOW + 70), 0, NOW)
-    assert at_once(search.newest_record(log, 51)) == (NOW + 70, 50)
+    assert finish_at_once(search.newest_record(log, 51)) == (NOW + 70, 50)
     await log.checkpoint()
     await log.close()
 
@@ -478,7 +519,7 @@ def test_a_search_restarts_if_its_segment_is_removed_and_ends_if_the_log_is_cut_
         log.move_log_start_offset(start)
         await log.remove_old_segments(start)
         left = start + (99 - start) % 100
-        assert at_once(steps) == (None if answer is None else (NOW + 99, left))
+        assert finish_at_once(steps) == (None if answer is None else (NOW + 99, left))
         await log.close()
 
     async def cut() -> None:
@@ -486,7 +527,7 @@ def test_a_search_restarts_if_its_segment_is_removed_and_ends_if_the_log_is_cut_
         steps = search(log)
         next(steps)
         log.truncate_to(50)
-        assert at_once(steps) == (None if answer is None else (NOW + 49, 49))
+        assert finish_at_once(steps) == (None if answer is None else (NOW + 49, 49))
         await log.close()
 
     async def closed() -> None:
@@ -494,7 +535,7 @@ def test_a_search_restarts_if_its_segment_is_removed_and_ends_if_the_log_is_cut_
         steps = search(log)
         next(steps)
         await log.close()
-        assert refusal(lambda: at_once(steps)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
+        assert refusal(lambda: finish_at_once(steps)) is ErrorCode.NOT_LEADER_OR_FOLLOWER
 
     for scenario in (removed, cut, closed):
         asyncio.run(scenario())
@@ -504,15 +545,15 @@ def test_a_batch_that_its_producer_filled_with_nonsense_is_found_by_the_time_in_
     log = open_log(path).log
     log.append_as_leader(batch(3), 0, NOW)
     nonsense = bytearray(batch(2, timestamp=NOW + 50))
-    nonsense[61] = 0xC1  # no MessagePack begins like this
+    nonsense[62] = 0xC1  # no column begins like this
     nonsense[17:21] = crc32c(nonsense[21:]).to_bytes(4, "big")
     log.append_as_leader(nonsense, 0, NOW)
     log.append_as_leader(batch(1, timestamp=NOW + 90), 0, NOW)
-    assert at_once(search.offset_for_timestamp(log, NOW + 1, 6)) == (NOW + 1, 1)
-    assert at_once(search.offset_for_timestamp(log, NOW + 10, 6)) == (NOW + 51, 3)
-    assert at_once(search.offset_for_timestamp(log, NOW + 80, 6)) == (NOW + 90, 5)
-    assert at_once(search.newest_record(log, 6)) == (NOW + 90, 5)
-    assert at_once(search.newest_record(log, 5)) == (NOW + 51, 3)
+    assert finish_at_once(search.offset_for_timestamp(log, NOW + 1, 6)) == (NOW + 1, 1)
+    assert finish_at_once(search.offset_for_timestamp(log, NOW + 10, 6)) == (NOW + 51, 3)
+    assert finish_at_once(search.offset_for_timestamp(log, NOW + 80, 6)) == (NOW + 90, 5)
+    assert finish_at_once(search.newest_record(log, 6)) == (NOW + 90, 5)
+    assert finish_at_once(search.newest_record(log, 5)) == (NOW + 51, 3)
 
 
 # -- truncating --
@@ -613,6 +654,23 @@ async def test_what_an_emptied_log_was_told_goes_with_its_first_segment(path: st
     log.truncate_fully_and_start_at(300, 3, other.producers())
     log.truncate_fully_and_start_at(300, 3)
     assert (files(path, ".producers"), log.producers()) == ([], [])
+
+
+async def test_segments_that_begin_in_a_row_leave_few_snapshots_in_memory_and_forget_no_producer(
+    path: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(log_of_storage, "MOST_PENDING_PRODUCERS", 10)
+    log = open_log(path).log
+    for producer_id in range(20):
+        log.append_as_leader(batch(producer_id=producer_id), 3, NOW)
+        log.roll()
+    assert sum(len(captured) for _, captured in log._pending_snapshots) <= 20
+    await log.flush()
+    log.move_log_start_offset(19)
+    await log.remove_old_segments(19)
+    assert files(path, ".log")[0] in files(path, ".snapshot")
+    reopened = open_log(path, recovery_point=20, log_start_offset=19).log
+    assert [producer_id for producer_id, _ in reopened.producers()] == list(range(20))
 
 
 def test_a_log_that_is_cut_below_its_start_knows_who_had_written_before_that(path: str) -> None:
@@ -985,7 +1043,7 @@ def test_after_an_io_error_nothing_is_appended_read_or_flushed_any_more(path: st
             lambda: log.truncate_to(0),
             lambda: log.truncate_fully_and_start_at(9),
             lambda: log.assign_epoch_start(1, 2),
-            lambda: at_once(search.offset_for_timestamp(log, 0, 2)),
+            lambda: finish_at_once(search.offset_for_timestamp(log, 0, 2)),
             lambda: log.bytes_between(0, 2),
         ):
             assert refusal(call) is ErrorCode.KAFKA_STORAGE_ERROR
@@ -1088,13 +1146,13 @@ def with_times(content: bytes, base_timestamp: int, max_timestamp: int) -> bytes
     return bytes(write_header(bytearray(content), header))
 
 
-@pytest.mark.parametrize(("base", "largest"), [(-1, -1), (-5, -5), (-5, -1), (-1_000, -1_000), (-(1 << 62), -1)])
+@pytest.mark.parametrize(("base", "largest"), [(-1, -1), (-5, -5), (-5, -1), (-1_000, -1_000), (-MAX_TIMESTAMP_MS, -1)])
 def test_negative_timestamps_are_taken_and_no_search_by_time_finds_them(path: str, base: int, largest: int) -> None:
     log = open_log(path, LogConfig(index_interval_bytes=1)).log
     for content in (with_times(GOOD, base, largest), GOOD, with_times(GOOD, base, largest)):
         log.append_as_leader(content, 0, NOW)
-    assert at_once(search.offset_for_timestamp(log, NOW - 1, 6)) == (NOW, 2)
-    assert at_once(search.newest_record(log, 6)) == (NOW + 1, 3)
+    assert finish_at_once(search.offset_for_timestamp(log, NOW - 1, 6)) == (NOW, 2)
+    assert finish_at_once(search.newest_record(log, 6)) == (NOW + 1, 3)
     check_indexes(log)
 
 
@@ -1112,8 +1170,8 @@ def test_a_log_without_timestamps_has_no_newest_record_and_is_read_back_as_it_wa
     log = asyncio.run(run())
     for recovery_point in (0, log.recovery_point):
         reopened = open_log(path, config, recovery_point=recovery_point).log
-        assert at_once(search.newest_record(reopened, 30)) is None
-        assert at_once(search.offset_for_timestamp(reopened, 0, 30)) is None
+        assert finish_at_once(search.newest_record(reopened, 30)) is None
+        assert finish_at_once(search.offset_for_timestamp(reopened, 0, 30)) is None
         assert reopened.log_end_offset == 30
         check_indexes(reopened)
 

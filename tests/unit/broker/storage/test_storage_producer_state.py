@@ -153,6 +153,49 @@ def test_producers_that_were_not_seen_for_long_are_forgotten() -> None:
     assert state.get(2) is not None
 
 
+def test_of_more_producers_than_a_log_remembers_those_that_wrote_longest_ago_are_forgotten(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(producer_state, "MOST_PRODUCERS", 100)
+    log, again = Log(MAGIC_RECORDS), ProducerState()
+    transactional = headers(batch(1, producer_id=7, sequence=0, transactional=True, magic=MAGIC_RECORDS))[0]
+    log.state.update(transactional, 0, NOW)
+    log.append(0, producer_id=8)
+    log.append(0, producer_id=9)
+    for producer_id in range(1_000, 1_400):
+        log.append(0, producer_id=producer_id)
+        log.append(producer_id - 999, producer_id=9)
+        assert len(log.state) <= 101
+        if producer_id == 1_200:  # as a broker that starts
+            log.state = again = ProducerState.restore(decode_snapshot(encode_snapshot(log.state.capture())))
+    assert log.state is again
+    assert log.state.get(7) is not None, "its transaction is open"
+    assert log.state.last_stable_offset(1_000) == 0
+    assert log.state.get(8) is None
+    assert log.state.get(9) is not None, "it has just written"
+    assert log.state.get(1_399) is not None
+    log.append(5, producer_id=8)  # as Kafka: unknown, so any sequence may follow
+    assert log.state.get(8) is not None
+
+
+def test_open_transactions_are_not_looked_through_for_each_new_producer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(producer_state, "MOST_PRODUCERS", 100)
+    state, looks = ProducerState(), 0
+    forget = ProducerState.forget_oldest
+
+    def counted(self: ProducerState, most: int) -> None:
+        nonlocal looks
+        looks += 1
+        forget(self, most)
+
+    monkeypatch.setattr(ProducerState, "forget_oldest", counted)
+    for producer_id in range(300):
+        opening = headers(batch(1, producer_id=producer_id, sequence=0, transactional=True, magic=MAGIC_RECORDS))[0]
+        state.update(opening, producer_id, NOW)
+    assert len(state) == 300
+    assert looks <= 20
+
+
 def test_a_jump_of_the_clock_between_two_looks_counts_as_a_minute() -> None:
     state = ProducerState()
     state.update(header(0), 0, NOW)

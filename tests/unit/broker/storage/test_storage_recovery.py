@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.broker.storage import search
 from minibroker.broker.storage.producer_state import ProducerState
 from minibroker.broker.storage.recovery.recovery import DamagedLog, RecoveryReport, recover
@@ -22,7 +23,6 @@ from tests.storage_support import (
     BATCHES,
     CONFIG,
     NOW,
-    at_once,
     batch,
     check_indexes,
     content,
@@ -76,7 +76,7 @@ def check(
     check_indexes(log, time_indexes_are_whole=time_indexes_are_whole)
     assert [log.epoch_at(2 * number) for number in range(batches)] == [number // 20 for number in range(batches)]
     for number in range(batches):
-        assert at_once(search.offset_for_timestamp(log, NOW + 10 * number, 2 * batches)) == (
+        assert finish_at_once(search.offset_for_timestamp(log, NOW + 10 * number, 2 * batches)) == (
             NOW + 10 * number,
             2 * number,
         )

@@ -11,7 +11,7 @@ from typing import NamedTuple
 
 import pytest
 
-from minibroker.broker.storage.index import OFFSET_INDEX, TIME_INDEX, Layout
+from minibroker.broker.storage.indexes.index import OFFSET_INDEX, TIME_INDEX, Layout
 from minibroker.broker.storage.segment import Appended, Segment, file_name
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.records import CorruptRecord, parse_header
@@ -405,7 +405,7 @@ def test_index_files_that_are_written_anew_may_be_left_half_written_at_any_byte(
             for write in anew[:number]:
                 write._replace(path=moved_to(torn, write.path)).carry_out(RealDisk())
             with closing(RealDisk().open(moved_to(torn, failing.path), create=True)) as file:
-                file.pwrite([failing.data[:reached]], failing.first * failing.source.layout.entry.size)
+                file.pwrite([failing.data[:reached]], failing.first * failing.source.entry_size)
             with closing(recovered(torn, sealed=sealed)) as segment:
                 assert segment.max_timestamp == largest, (number, reached)
 

@@ -13,7 +13,7 @@ import pytest
 
 from minibroker import application
 from minibroker.client.cli import group_details, groups
-from minibroker.client.cli.terminal.output import explain, printable, run_app, table_lines
+from minibroker.client.cli.terminal.output import explain, run_app, table_lines
 from minibroker.client.producer import Producer
 from minibroker.protocol.apis import LIST_GROUPS, LIST_OFFSETS, OFFSET_COMMIT
 from minibroker.protocol.consumer_protocol import (
@@ -25,6 +25,7 @@ from minibroker.protocol.consumer_protocol import (
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import printable
 from tests.running import run_by
 from tests.unit.client.administering.administered_groups import GroupCluster
 from tests.unit.client.scripted_broker import DROP, HANG

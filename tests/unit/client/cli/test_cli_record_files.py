@@ -27,6 +27,7 @@ from minibroker.client.cli.terminal.output import run_app
 from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.records import MAX_TIMESTAMP_MS
 from tests.unit.client.scripted_broker import ScriptedCluster
 
 KINDS = (Input.MSGPACK, Input.JSON)
@@ -41,7 +42,7 @@ RECORDS = st.lists(
         st.just("orders"),
         st.integers(0, 2),
         st.integers(0, 2**60),
-        st.integers(0, 2**61),
+        st.integers(0, MAX_TIMESTAMP_MS),
         BYTES,
         BYTES,
         HEADERS,

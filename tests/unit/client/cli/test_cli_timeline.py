@@ -269,6 +269,19 @@ def test_a_broker_that_is_lost_came_back_and_is_lost_again_is_two_stories() -> N
     assert story.began_ms == NOON_MS + 309_000
 
 
+@pytest.mark.parametrize("in_sync", [[2, 3], [1, 2, 3]])
+def test_a_cluster_that_was_whole_between_two_losses_had_two_failovers(in_sync: list[int]) -> None:
+    recorder = controller_failover()
+    recorder.add(500, 3, 6, "BrokerChange", lost=[], added=[1])
+    back = [state(f"a-{number}", (2, 2), ([2, 3], in_sync)) for number in range(2)]
+    recorder.add(600, 3, 6, "IsrChange", adopted=back)
+    recorder.add(1_200, 3, 6, "BrokerChange", lost=[2], added=[], states=[state("a-0", (2, 3), (in_sync, [3]))])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    both = "brokers 1 and 2 were lost and broker 3 became the controller"
+    assert story.title.startswith(f"The last failover: {'broker 2 was lost' if len(in_sync) == 3 else both}")
+
+
 def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
     recorder = Recorder()
     recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
@@ -523,5 +536,6 @@ def test_a_dead_broker_that_was_never_in_office_has_an_empty_file_and_nothing_is
 def test_partitions_of_users_are_named_before_those_of_internal_topics() -> None:
     state = {"leader": 2, "leader_before": 1, "isr": [2], "isr_before": [1, 2], "leader_epoch": 1, "version": 1}
     state |= {"version_before": 0}
-    names = [f"__consumer_offsets-{number}" for number in range(20)] + ["orders-0"]
+    topics = ("__consumer_offsets", "__transaction_state")
+    names = [f"{topic}-{number}" for topic in topics for number in range(20)] + ["orders-0"]
     assert state_lines(state | {"partition": name} for name in names)[0].startswith("orders-0: leader 1 -> 2")

@@ -23,7 +23,14 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import FETCH, LIST_OFFSETS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.records import ControlType, EndTransactionMarker, encode_batch, encode_control_batch
+from minibroker.protocol.records import (
+    MAX_RECORDS,
+    ControlType,
+    EndTransactionMarker,
+    encode_batch,
+    encode_control_batch,
+)
+from tests.faults.hostile.readers import constant_batch
 from tests.running import run_by
 from tests.unit.client.scripted_broker import DROP, HANG, Action, Log, Received, ScriptedCluster, reject
 from tests.waiting import until
@@ -128,6 +135,33 @@ async def test_batches_are_columns(cluster: ScriptedCluster, /) -> None:
         assert list(second.headers) == [()] * 5
         assert numbers(second.records()) == numbers(list(second)) == list(second.offsets)
         assert second.next_offset == await consumer.position(P0) == 15
+
+
+@run_by(run)
+async def test_a_batch_that_says_its_value_once_comes_in_parts(cluster: ScriptedCluster, /) -> None:
+    assert cluster.log("orders").append(memoryview(constant_batch(bytes(1 << 20))))[0] is ErrorCode.NONE
+    fill(cluster.log("orders"), 1)
+    async with Consumer(cluster.bootstrap, partitions=[P0]) as consumer:
+        first = await anext(consumer.batches())
+        second = await anext(consumer.batches())
+        assert [*first.offsets, *second.offsets] == list(range(32))
+        assert first.to_arrow().nbytes < 17 << 20
+        assert [record.offset for record in await take(consumer, 40)] == list(range(32, 72))
+        assert await consumer.position(P0) == 72
+        consumer.seek(P0, MAX_RECORDS - 3)
+        last = [record.offset for record in await take(consumer, 4)]
+        assert last == [MAX_RECORDS - 3, MAX_RECORDS - 2, MAX_RECORDS - 1, MAX_RECORDS]
+
+
+@run_by(run, partitions=2)
+async def test_the_parts_of_a_batch_alternate_with_other_partitions(cluster: ScriptedCluster, /) -> None:
+    for partition in range(2):
+        assert cluster.log("orders", partition).append(constant_batch(bytes(4 << 20), 10))[0] is ErrorCode.NONE
+    async with Consumer(cluster.bootstrap, partitions=[P0, P1]) as consumer:
+        records = await take(consumer, 20)
+    assert [record.offset for record in records if record.partition == 0] == list(range(10))
+    assert [record.offset for record in records if record.partition == 1] == list(range(10))
+    assert len({record.partition for record in records[:8]}) == 2
 
 
 @run_by(run)

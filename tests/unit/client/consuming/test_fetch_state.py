@@ -43,7 +43,8 @@ def test_a_partition_that_was_moved_is_asked_for_though_an_older_request_is_out(
 
 def read(state: TopicPartitionState, epoch: int, base_offset: int, count: int) -> None:
     data = encode_batch([b""] * count, base_timestamp=0, base_offset=base_offset, partition_leader_epoch=epoch)
-    state.arrived(FetchedBatch(state, parse_header(data), memoryview(data), 0, len(data)))
+    header = parse_header(data)
+    state.arrived(FetchedBatch(state, header, memoryview(data), 0, len(data), header.next_offset))
 
 
 def test_where_two_histories_part_is_found_in_as_many_rounds_as_there_are_epochs_that_differ() -> None:

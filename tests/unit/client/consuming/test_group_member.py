@@ -21,6 +21,7 @@ from minibroker.client.errors import (
 from minibroker.client.fetching.records import Record
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.listener import RebalanceListener
+from minibroker.client.group.states import Reaction
 from minibroker.protocol.apis import (
     FETCH,
     FIND_COORDINATOR,
@@ -184,6 +185,23 @@ async def test_a_subscription_that_changes_while_partitions_wait_to_be_given_up_
         await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
         consumer.subscribe(["payments"])
         assert {record.topic for record in await take(consumer, 10)} == {"payments"}
+
+
+@run_by(run)
+async def test_a_member_that_is_lost_as_its_user_asks_for_more_revokes_nothing(cluster: ScriptedCluster, /) -> None:
+    cluster.add_topic("payments", 2)
+    fill(cluster.log("orders"), 10)
+    fill(cluster.log("payments"), 10)
+    diary = Diary()
+    async with member(cluster, listener=diary) as consumer:
+        await take(consumer, 1)
+        consumer.subscribe(["payments"])
+        await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
+        assert consumer._member is not None
+        asking = asyncio.ensure_future(anext(consumer))  # it runs before the member learns of the loss
+        consumer._member.standing.lose(Reaction.LOSE)
+        assert (await asking).topic == "payments"
+        assert [kind for kind, partitions in diary.entries if P0 in partitions] == ["assigned", "lost"]
 
 
 @pytest.mark.parametrize("strategy", ["cooperative-sticky", "range"])

@@ -235,7 +235,7 @@ async def test_a_batch_with_a_record_that_cannot_be_sent_is_refused_as_a_whole_a
             producer.send_batch("orders", [b"a", b"b"], [b"k"])
         with pytest.raises(ValueError, match="3 timestamps for 2 values"):
             producer.send_batch("orders", [b"a", b"b"], timestamps_ms=[1, 2, 3])
-        for wrong in ([-1], [1.5], [True], [1 << 62]):
+        for wrong in ([-1], [1.5], [True], [1 << 54]):
             with pytest.raises(BrokerError, match=r"timestamps_ms\[0\]"):
                 producer.send_batch("orders", [b"a"], timestamps_ms=wrong)  # type: ignore[arg-type]
         for partition in (1, -1):

@@ -12,14 +12,17 @@ import pytest
 import minibroker
 import minibroker.sync
 from minibroker.client.administering import timeline
-from minibroker.sync import Admin, Consumer, Producer, TimelineReader
+from minibroker.sync import Admin, Consumer, Processor, Producer, TimelineReader
 
 PAIRS = [
     (minibroker.Admin, Admin),
     (minibroker.Consumer, Consumer),
+    (minibroker.Processor, Processor),
     (minibroker.Producer, Producer),
     (timeline.TimelineReader, TimelineReader),
 ]
+FUNCTIONS = {"process"}
+"""Parameters of other types in blocking clients: functions that are called, not awaited."""
 LACKING = {"world"}
 """Parameters that blocking clients lack: a simulated world has no threads."""
 OF_TASKS = {"__aenter__": "__enter__", "__aexit__": "__exit__", "__aiter__": "__iter__", "__anext__": "__next__"}
@@ -61,13 +64,13 @@ def test_every_method_of_an_asynchronous_client_is_there_with_the_same_parameter
             assert parameter.annotation == expected[parameter.name].annotation
 
 
-@pytest.mark.parametrize(("theirs", "ours"), PAIRS[:3], ids=lambda kind: kind.__name__)
+@pytest.mark.parametrize(("theirs", "ours"), PAIRS[:4], ids=lambda kind: kind.__name__)
 def test_the_constructors_take_the_same_settings_with_the_same_defaults(theirs: type, ours: type) -> None:
     expected, found = parameters(theirs), parameters(ours)
     assert list(found) == list(expected)
     for name, parameter in found.items():
         assert parameter.default == expected[name].default
-        assert parameter.annotation == expected[name].annotation
+        assert parameter.annotation == expected[name].annotation or name in FUNCTIONS
 
 
 def test_nothing_is_there_that_the_asynchronous_clients_lack() -> None:
@@ -90,9 +93,11 @@ def called_in(function: str) -> set[str]:
     [
         (minibroker.Producer, "produce"),
         (minibroker.Consumer, "consume"),
+        (minibroker.Processor, "process"),
         (minibroker.Admin, "administer"),
         (Producer, "produce_blocking"),
         (Consumer, "consume_blocking"),
+        (Processor, "process_blocking"),
         (Admin, "administer_blocking"),
     ],
     ids=lambda value: value if isinstance(value, str) else "",

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.settings.parsing import read_properties
 from minibroker.deploy.errors import LaunchTimedOut
 from minibroker.deploy.local import broker_process
 from minibroker.deploy.local.broker_process import StartingBroker, wait_until_ready
@@ -64,3 +65,35 @@ def test_the_last_words_of_a_stopped_broker_are_those_of_its_last_run(
         log.write_text("".join(lines))
     found = broker_process.handed_over(log)
     assert found is None if said is None else str(found).startswith(said)
+
+
+def test_credentials_are_in_a_file_of_the_owner_and_not_on_the_command_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spawned: list[str] = []
+
+    def spawn(module: str, arguments: list[str], *_: object) -> Process:
+        spawned[:] = arguments
+        return Process(1, "")
+
+    monkeypatch.setattr(broker_process, "spawn_python", spawn)
+    log = tmp_path / "logs" / "broker-1.log"
+    secrets = {
+        "listener.name.x.plain.sasl.jaas.config": 'PlainLoginModule required\nuser_a="hunter22" ;',
+        "ssl.key.password": "hunter22",
+        "ssl.keystore.key": "-----BEGIN hunter22\nEND",
+        "broker.secret": "hunter22" * 2,
+    }
+    broker_process.start(1, 9092, None, [tmp_path], log, "z:1", {"super.users": "User:a", **secrets})
+    assert "hunter22" not in " ".join(spawned)
+    assert "super.users=User:a" in spawned
+    path = tmp_path / "logs" / "broker-1.secrets"
+    assert spawned[:2] == ["--properties", str(path)]
+    assert path.stat().st_mode & 0o777 == 0o600
+    assert read_properties(str(path)) == secrets | {
+        "listener.name.x.plain.sasl.jaas.config": 'PlainLoginModule required user_a="hunter22" ;',
+        "ssl.keystore.key": "-----BEGIN hunter22\\nEND",
+    }
+    broker_process.start(1, 9092, None, [tmp_path], log, "z:1", {})
+    assert not path.exists()
+    assert "--properties" not in spawned

@@ -13,7 +13,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import parse_who
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.messages import MetadataPartition
-from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, offsets_partition
+from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
 
 NOBODY_ANSWERS = ClusterView({}, None, None, {})
 NO_CONTROLLER = NOBODY_ANSWERS._replace(brokers={1: ("127.0.0.1", 9092)})
@@ -27,7 +27,7 @@ def partition(number: int, leader: int) -> MetadataPartition:
 def led(leader: int, billing: int) -> ClusterView:
     """Return a view in which `leader` leads all partitions of the offsets topic except for the group `billing`'s."""
     states = {name: partition(name.partition, leader) for name in OFFSETS}
-    of_billing = OFFSETS[offsets_partition("billing", len(OFFSETS))]
+    of_billing = OFFSETS[internal_partition("billing", len(OFFSETS))]
     states[of_billing] = partition(of_billing.partition, billing)
     return NO_CONTROLLER._replace(partitions=states)
 
@@ -52,6 +52,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
             "coordinator:billing",
             NO_CONTROLLER,
             "the group 'billing' has no coordinator, as there is no topic __consumer",
+        ),
+        (
+            "transactions:shop-1",
+            led(1, 2),
+            "the transactional id 'shop-1' has no coordinator, as there is no topic __transaction_state",
         ),
         ("coordinator:billing", led(1, NO_LEADER), "has no leader now: start the brokers of its ISR .1, 2."),
         ("coordinator:billing", led(1, 7), "there is no broker 7 in this cluster: its ids are 1, 2"),

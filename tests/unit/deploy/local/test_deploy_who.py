@@ -9,6 +9,7 @@ from minibroker.deploy.local.who import (
     CoordinatorOf,
     LeaderOf,
     MalformedWho,
+    TransactionsOf,
     Who,
     ZooKeeperServer,
     parse_who,
@@ -26,10 +27,11 @@ from minibroker.protocol.model import TopicPartition
         ("leader:orders-0", LeaderOf(TopicPartition("orders", 0))),
         ("leader:orders-by-day-12", LeaderOf(TopicPartition("orders-by-day", 12))),
         ("coordinator:billing", CoordinatorOf("billing")),
+        ("transactions:shop-1", TransactionsOf("shop-1")),
         ("coordinator:any name: ünlike a topic's/1", CoordinatorOf("any name: ünlike a topic's/1")),
     ],
 )
-def test_who_can_be_named_in_six_ways(text: str, who: Who) -> None:
+def test_who_can_be_named_in_seven_ways(text: str, who: Who) -> None:
     assert parse_who(text) == who
     assert type(parse_who(text)) is type(who)
 
@@ -39,7 +41,8 @@ def test_who_can_be_named_in_six_ways(text: str, who: Who) -> None:
 )
 def test_a_name_of_no_process_is_refused_with_the_expected_forms(text: str) -> None:
     with pytest.raises(
-        MalformedWho, match="broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, all or zookeeper"
+        MalformedWho,
+        match="controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID, all or zookeeper",
     ):
         parse_who(text)
 
@@ -56,6 +59,8 @@ def test_a_leader_needs_a_topic_and_a_partition(text: str) -> None:
 def test_a_coordinator_needs_a_group_with_a_name_that_brokers_can_be_sent(text: str) -> None:
     with pytest.raises(MalformedWho, match="coordinator:billing"):
         parse_who(text)
+    with pytest.raises(MalformedWho, match="transactions:shop-1"):
+        parse_who(text.replace("coordinator", "transactions"))
 
 
 def test_pytest_leaves_out_the_frames_of_minibroker() -> None:

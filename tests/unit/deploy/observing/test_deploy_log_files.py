@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import os
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -25,10 +27,15 @@ from minibroker.broker.storage.checkpoints import (
     encode_offsets,
     encode_topic_id,
 )
+from minibroker.broker.storage.inspection import batches as inspection
 from minibroker.broker.storage.recovery.continuity import CONTINUITY_FILE, Continuity, encode_continuity
 from minibroker.client.cli.terminal.output import FAILURE, UNHEALTHY, USAGE, run_app
+from minibroker.deploy.observing import log_files
+from minibroker.protocol.records import ControlType, EndTransactionMarker, parse_header
 from minibroker.protocol.world.real import RealLock
-from tests.storage_support import BATCHES, NOW, PARTITION, flip, segments, write_log
+from tests.faults.hostile.readers import constant_batch
+from tests.properties.test_records_properties import with_honest_crc
+from tests.storage_support import BATCHES, NOW, PARTITION, batch, flip, open_log, segments, write_log
 
 END = 2 * BATCHES
 Captured = pytest.CaptureFixture[str]
@@ -58,6 +65,13 @@ def run(capsys: Captured, *arguments: str | Path, code: int = 0) -> str:
 
 def entries(capsys: Captured, *arguments: str | Path, code: int = 0) -> list[dict[str, Any]]:
     return [json.loads(line) for line in run(capsys, *arguments, "--format", "json", code=code).splitlines()]
+
+
+def test_a_dump_takes_the_memory_of_one_record_at_a_time(tmp_path: Path, capsys: Captured) -> None:
+    """The records have a terabyte together."""
+    batch = constant_batch(bytes(1 << 20))
+    records = log_files._records(inspection.Batch(0, parse_header(batch), bytes(batch)))
+    assert [record["offset"] for record in islice(records, 3)] == [0, 1, 2]
 
 
 def test_a_dump_of_a_segment_has_its_batches_and_their_records(partition: Path, capsys: Captured) -> None:
@@ -94,6 +108,31 @@ def test_a_dump_of_a_data_directory_has_everything_that_a_broker_keeps_in_it(par
     }
 
 
+def test_a_dump_shows_markers_and_aborted_transactions(tmp_path: Path, capsys: Captured) -> None:
+    async def write() -> None:
+        log = open_log(str(tmp_path / "orders-1")).log
+        for sequence, type in enumerate(ControlType):
+            transactional = batch(1, producer_id=7, producer_epoch=2, sequence=sequence, transactional=True)
+            log.append_as_leader(transactional, 0, NOW)
+            log.append_marker(7, 2, EndTransactionMarker(type, coordinator_epoch=5), 0, NOW)
+        log.append_as_leader(batch(1, producer_id=7, producer_epoch=2, sequence=2, transactional=True), 0, NOW)
+        await log.checkpoint()
+        await log.close()
+
+    asyncio.run(write())
+    dumped = entries(capsys, "dump", tmp_path / "orders-1")
+    fields = ("first_offset", "producer_id", "producer_epoch", "marker", "coordinator_epoch")
+    markers = [tuple(e[name] for name in fields) for e in dumped if e["kind"] == "control batch"]
+    assert markers == [(1, 7, 2, "ABORT", 5), (3, 7, 2, "COMMIT", 5)]
+    [aborted] = [entry for entry in dumped if entry["kind"] == "aborted transaction"]
+    offsets = {"producer_id": 7, "first_offset": 0, "last_offset": 1, "last_stable_offset": 2}
+    assert {name: aborted[name] for name in offsets} == offsets
+    assert {e["open_since"] for e in dumped if e["kind"] == "producer"} == {4}
+    table = run(capsys, "dump", tmp_path / "orders-1")
+    assert "marker='ABORT' coordinator_epoch=5\n" in table
+    assert "  aborted transaction: producer_id=7 first_offset=0 last_offset=1 last_stable_offset=2\n" in table
+
+
 def test_a_dump_goes_on_behind_bad_bytes_and_says_so(partition: Path, capsys: Captured) -> None:
     file = segments(partition)[0]
     _, second, third, *rest = entries(capsys, "dump", file)
@@ -102,6 +141,26 @@ def test_a_dump_goes_on_behind_bad_bytes_and_says_so(partition: Path, capsys: Ca
     assert (bad["kind"], bad["position"], bad["end"]) == ("bad", second["position"], third["position"])
     assert [after, *others] == [third, *rest]
     assert f"  BAD: position={second['position']} end=" in run(capsys, "dump", file, code=UNHEALTHY)
+
+
+def test_a_dump_says_which_offsets_cannot_be_read_though_their_batch_is_intact(
+    tmp_path: Path, capsys: Captured
+) -> None:
+    async def write() -> None:
+        log = open_log(str(tmp_path / "orders-1")).log
+        nonsense = bytearray(batch(2))
+        nonsense[62] = 0xC1  # no column begins like this
+        log.append_as_leader(with_honest_crc(nonsense), 0, NOW)
+        log.append_as_leader(batch(1), 0, NOW)
+        await log.checkpoint()
+        await log.close()
+
+    asyncio.run(write())
+    dumped = entries(capsys, "dump", segments(tmp_path / "orders-1")[0], "--records", code=UNHEALTHY)
+    bad, unreadable, readable = dumped[:3]
+    assert "the records at offsets 0 to 1 cannot be read" in bad["problem"]
+    assert bad["problem"].endswith("Consumers stop there until they seek to 2")
+    assert (unreadable["first_offset"], readable["records"][0]["offset"]) == (0, 2)
 
 
 @pytest.mark.parametrize("name", [RECOVERY_POINT_FILE, META_PROPERTIES_FILE, f"{PARTITION}/leader-epoch-checkpoint"])

@@ -1,0 +1,1 @@
+"""Who may do what: the access control lists, their decisions, and the access that each API needs."""

@@ -1,0 +1,309 @@
+"""`minibroker acls`: list, add and remove access control lists, with the options of Kafka's kafka-acls."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Iterable, Sequence
+from typing import Annotated
+
+import typer
+
+from minibroker.client.administering.acls import shown
+from minibroker.client.cli.terminal.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    bootstrap_servers,
+    print_json,
+    print_table,
+    run,
+)
+from minibroker.client.cli.topics import open_admin
+from minibroker.protocol.acls import (
+    ANYBODY,
+    CLUSTER_NAME,
+    WILDCARD,
+    AccessControlEntry,
+    AclBinding,
+    AclFilter,
+    AclOperation,
+    AclPermissionType,
+    AclResourceType,
+    PatternType,
+    ResourcePattern,
+    problem_of,
+    word_of,
+)
+
+Names = list[str] | None
+
+TopicOption = Annotated[Names, typer.Option("--topic", metavar="NAME", help="This topic. May be repeated.")]
+GroupOption = Annotated[Names, typer.Option("--group", metavar="NAME", help="This group. May be repeated.")]
+TransactionalIdOption = Annotated[
+    Names, typer.Option("--transactional-id", metavar="ID", help="This transactional id. May be repeated.")
+]
+ClusterOption = Annotated[bool, typer.Option("--cluster", help="The cluster itself.")]
+PatternOption = Annotated[
+    str, typer.Option("--resource-pattern-type", metavar="TYPE", help="literal, prefixed, or in searches any or match.")
+]
+OperationOption = Annotated[
+    Names, typer.Option("--operation", metavar="NAME", help="This operation, or All, the default. May be repeated.")
+]
+AllowedOption = Annotated[
+    Names, typer.Option("--allow-principal", metavar="User:NAME", help="Allow this principal. May be repeated.")
+]
+DeniedOption = Annotated[
+    Names, typer.Option("--deny-principal", metavar="User:NAME", help="Deny this principal. May be repeated.")
+]
+AllowedHostOption = Annotated[
+    Names, typer.Option("--allow-host", metavar="IP", help="Allow at this address only. May be repeated.")
+]
+DeniedHostOption = Annotated[
+    Names, typer.Option("--deny-host", metavar="IP", help="Deny at this address only. May be repeated.")
+]
+ProducerOption = Annotated[
+    bool,
+    typer.Option("--producer", help="What producers need: Write, Describe, Create on topics, Write on the given ids."),
+]
+ConsumerOption = Annotated[
+    bool, typer.Option("--consumer", help="What consumers need: Read and Describe on topics, Read on groups.")
+]
+IdempotentOption = Annotated[
+    bool, typer.Option("--idempotent", help="With --producer: IdempotentWrite on the cluster.")
+]
+
+app = typer.Typer(help="Show and change who may do what.", no_args_is_help=True)
+
+_O = AclOperation
+
+
+@app.command("list")
+def list_(
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    transactional_id: TransactionalIdOption = None,
+    cluster: ClusterOption = False,
+    principal: Annotated[
+        Names, typer.Option("--principal", metavar="User:NAME", help="Only those of this principal. May be repeated.")
+    ] = None,
+    resource_pattern_type: PatternOption = "any",
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """List access control lists, of these resources or of all."""
+    pattern_type = _pattern_type(resource_pattern_type)
+    named = [AclFilter(*each, pattern_type) for each in _resources(topic, group, transactional_id, cluster)]
+    filters = named or [AclFilter(pattern_type=pattern_type)]
+    if principal:
+        filters = [each._replace(principal=who) for each in filters for who in principal]
+    found = run(_list(bootstrap_servers(bootstrap, data), filters))
+    if format is Format.JSON:
+        print_json([_fields(binding) for binding in found])
+    else:
+        print_table(
+            ("resource", "pattern", "name", "permission", "principal", "operation", "host"),
+            [
+                (
+                    pattern.resource_type.shown,
+                    pattern.pattern_type.shown.lower(),
+                    pattern.name,
+                    entry.permission.shown,
+                    entry.principal,
+                    entry.operation.shown,
+                    entry.host,
+                )
+                for pattern, entry in found
+            ],
+        )
+
+
+@app.command()
+def add(
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    transactional_id: TransactionalIdOption = None,
+    cluster: ClusterOption = False,
+    allow_principal: AllowedOption = None,
+    deny_principal: DeniedOption = None,
+    allow_host: AllowedHostOption = None,
+    deny_host: DeniedHostOption = None,
+    operation: OperationOption = None,
+    producer: ProducerOption = False,
+    consumer: ConsumerOption = False,
+    idempotent: IdempotentOption = False,
+    resource_pattern_type: PatternOption = "literal",
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Allow or deny principals operations on resources.
+
+    Without a host, at all hosts. `--resource-pattern-type prefixed` means all names that begin with the given one, and
+    the name `*` means all."""
+    entries = _entries(allow_principal, allow_host, AclPermissionType.ALLOW)
+    entries += _entries(deny_principal, deny_host, AclPermissionType.DENY)
+    if not entries:
+        raise UsageError("no principal given: give --allow-principal User:NAME or --deny-principal User:NAME")
+    resources = _resources(topic, group, transactional_id, cluster)
+    needed = _needed(resources, operation, producer, consumer, idempotent)
+    pattern_type = _pattern_type(resource_pattern_type)
+    bindings = [
+        AclBinding(
+            ResourcePattern(kind, name, PatternType.LITERAL if kind is AclResourceType.CLUSTER else pattern_type),
+            AccessControlEntry(principal, host, each, permission),
+        )
+        for kind, name, each in needed
+        for principal, host, permission in entries
+    ]
+    for binding in bindings:
+        problem = problem_of(binding)
+        if problem is not None:
+            raise UsageError(problem)
+    run(_add(bootstrap_servers(bootstrap, data), bindings))
+    for binding in bindings:
+        sys.stdout.write(f"added: {shown(binding)}\n")
+
+
+@app.command()
+def remove(
+    topic: TopicOption = None,
+    group: GroupOption = None,
+    transactional_id: TransactionalIdOption = None,
+    cluster: ClusterOption = False,
+    allow_principal: AllowedOption = None,
+    deny_principal: DeniedOption = None,
+    allow_host: AllowedHostOption = None,
+    deny_host: DeniedHostOption = None,
+    operation: OperationOption = None,
+    producer: ProducerOption = False,
+    consumer: ConsumerOption = False,
+    idempotent: IdempotentOption = False,
+    resource_pattern_type: PatternOption = "literal",
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Remove access control lists of resources: those that `add` with the same options would add, or all of a resource
+    if only the resource is given."""
+    resources = _resources(topic, group, transactional_id, cluster)
+    pattern_type = _pattern_type(resource_pattern_type)
+    entries: list[tuple[str | None, str | None, AclPermissionType]] = []
+    entries += _entries(allow_principal, allow_host, AclPermissionType.ALLOW)
+    entries += _entries(deny_principal, deny_host, AclPermissionType.DENY)
+    whole = not entries and not operation and not producer and not consumer
+    if whole and not resources:
+        raise UsageError("no resource given: give --topic, --group, --transactional-id or --cluster")
+    if whole:
+        needed: Sequence[tuple[AclResourceType, str, AclOperation]] = [(*each, AclOperation.ANY) for each in resources]
+    else:
+        needed = _needed(resources, operation, producer, consumer, idempotent)
+    filters = [
+        AclFilter(
+            kind,
+            name,
+            PatternType.LITERAL if kind is AclResourceType.CLUSTER else pattern_type,
+            principal,
+            host,
+            each,
+            permission,
+        )
+        for kind, name, each in needed
+        for principal, host, permission in entries or [(None, None, AclPermissionType.ANY)]
+    ]
+    removed = run(_remove(bootstrap_servers(bootstrap, data), filters))
+    for binding in removed:
+        sys.stdout.write(f"removed: {shown(binding)}\n")
+    if not removed:
+        sys.stdout.write("nothing removed: no access control list matches (`minibroker acls list` shows all)\n")
+
+
+def _pattern_type(text: str) -> PatternType:
+    try:
+        return word_of(PatternType, text)
+    except ValueError as error:
+        raise UsageError(f"--resource-pattern-type: {error}") from None
+
+
+def _resources(
+    topics: Names, groups: Names, transactional_ids: Names, cluster: bool
+) -> list[tuple[AclResourceType, str]]:
+    named = [(AclResourceType.TOPIC, topics), (AclResourceType.GROUP, groups)]
+    named.append((AclResourceType.TRANSACTIONAL_ID, transactional_ids))
+    resources = [(kind, name) for kind, names in named for name in names or []]
+    return resources + ([(AclResourceType.CLUSTER, CLUSTER_NAME)] if cluster else [])
+
+
+def _entries(
+    principals: Names, hosts: Names, permission: AclPermissionType
+) -> list[tuple[str, str, AclPermissionType]]:
+    if hosts and not principals:
+        principals = [ANYBODY]
+    return [(principal, host, permission) for principal in principals or [] for host in hosts or [WILDCARD]]
+
+
+def _needed(
+    resources: Iterable[tuple[AclResourceType, str]],
+    operations: Names,
+    producer: bool,
+    consumer: bool,
+    idempotent: bool,
+) -> list[tuple[AclResourceType, str, AclOperation]]:
+    """Return what is to be allowed or denied: of the roles, or the given operations."""
+    needed: dict[tuple[AclResourceType, str, AclOperation], None] = {}
+    resources = list(resources)
+    of_roles: dict[AclResourceType, list[AclOperation]] = {}
+    if producer:
+        of_roles = {
+            AclResourceType.TOPIC: [_O.WRITE, _O.DESCRIBE, _O.CREATE],
+            AclResourceType.TRANSACTIONAL_ID: [_O.WRITE, _O.DESCRIBE],
+        }
+    if consumer:
+        of_roles.setdefault(AclResourceType.TOPIC, []).extend([_O.READ, _O.DESCRIBE])
+        of_roles[AclResourceType.GROUP] = [_O.READ]
+    if not resources and not (producer and idempotent):
+        raise UsageError("no resource given: give --topic, --group, --transactional-id or --cluster")
+    if of_roles:
+        if operations:
+            raise UsageError("--producer and --consumer name their operations themselves: leave --operation out")
+        for kind, name in resources:
+            needed.update(((kind, name, operation), None) for operation in of_roles.get(kind, []))
+        if idempotent:
+            needed[AclResourceType.CLUSTER, CLUSTER_NAME, _O.IDEMPOTENT_WRITE] = None
+    else:
+        try:
+            given = [word_of(AclOperation, text) for text in operations or ["All"]]
+        except ValueError as error:
+            raise UsageError(f"--operation: {error}") from None
+        needed.update(((kind, name, operation), None) for kind, name in resources for operation in given)
+    return list(needed)
+
+
+def _fields(binding: AclBinding) -> dict[str, str]:
+    pattern, entry = binding
+    return {
+        "resource_type": pattern.resource_type.name,
+        "name": pattern.name,
+        "pattern_type": pattern.pattern_type.name,
+        "principal": entry.principal,
+        "host": entry.host,
+        "operation": entry.operation.name,
+        "permission": entry.permission.name,
+    }
+
+
+async def _list(bootstrap: str, filters: Sequence[AclFilter]) -> list[AclBinding]:
+    async with open_admin(bootstrap) as admin:
+        found = [binding for wanted in filters for binding in await admin.describe_acls(wanted)]
+        return list(dict.fromkeys(found))
+
+
+async def _add(bootstrap: str, bindings: Sequence[AclBinding]) -> None:
+    async with open_admin(bootstrap) as admin:
+        await admin.create_acls(bindings)
+
+
+async def _remove(bootstrap: str, filters: Sequence[AclFilter]) -> list[AclBinding]:
+    async with open_admin(bootstrap) as admin:
+        return await admin.delete_acls(filters)

@@ -1,0 +1,1 @@
+"""SASL: how clients prove who they are (RFC 4422). Pure; both sides use it."""

@@ -1,0 +1,237 @@
+r"""What TLS, the authorizer and quotas cost, beside Apache Kafka's TLS with the same client.
+
+    python -m tests.benchmarks.bench_security [--quick] \
+        [--kafka HOST:PORT,... --kafka-ssl HOST:PORT,... --kafka-ca FILE]
+
+Each case compares two sides, run by run in turns: the same client, the same records, three brokers, three replicas,
+acks=all. A run is its own process (`kafka_client_runs`), which checks the records that it reads. The table has the
+median of each side and the mean ratio of neighbouring runs with its standard error.
+
+- confluent-kafka and minibroker's own client over TLS, beside the same listeners' PLAINTEXT
+- confluent-kafka over TLS to minibroker and to three Kafka brokers that you have started on this machine, with a
+  listener of each kind; FILE is the authority of their certificates (`ssl.keystore.type=PEM` takes trustme's)
+- clients of a cluster that checks ACLs and measures quotas (limits that nobody reaches), and of one without either
+- the time without an acknowledgement after SIGKILL of the leader, over TLS and PLAINTEXT
+
+Our clusters live below the directory for temporary files.
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import sys
+import time
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+from confluent_kafka.cimpl import KafkaException
+
+from minibroker import sync
+from minibroker.client.administering.client_quotas import DEFAULT_ENTITY, QuotaEntity
+from minibroker.client.cli.terminal.output import print_table
+from minibroker.deploy.local.processes import let_signals_interrupt
+from minibroker.deploy.testing.cluster import SyncLocalCluster
+from minibroker.protocol.acls import (
+    AccessControlEntry,
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AclResourceType,
+    PatternType,
+    ResourcePattern,
+)
+from minibroker.protocol.errors import MinibrokerError
+from tests.benchmarks.bench_kafka_clients import (
+    BROKERS,
+    GAP_RATE,
+    IN_BATCHES,
+    NO_REST,
+    PARTITIONS,
+    TURN,
+    Case,
+    Peer,
+    Results,
+    kill_when_steady,
+    run,
+)
+from tests.benchmarks.kafka_client_runs import Job
+from tests.benchmarks.matrix import tell
+
+CONFLUENT, OWN = "confluent-kafka", "minibroker"
+UNREACHED = 1e12
+"""A quota that no client reaches."""
+AUTHORIZED = {
+    "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+    "super.users": "User:admin",
+    "ssl.principal.mapping.rules": "RULE:^CN=([^,]+).*$/$1/",
+}
+
+
+class Effort(NamedTuple):
+    repeats: int
+    records: int
+    reads: int
+    kills: int
+    before_kill_s: float
+
+
+FULL = Effort(repeats=6, records=400_000, reads=3, kills=5, before_kill_s=2)
+QUICK = Effort(repeats=1, records=20_000, reads=1, kills=1, before_kill_s=0.5)
+
+
+class Side(NamedTuple):
+    """One of two that are compared."""
+
+    name: str
+    peer: Peer
+    bootstrap: str
+    settings: Mapping[str, dict[str, Any]] = MappingProxyType({})
+    """Of clients, by their names."""
+
+    def job(self, topic: str, action: str, client: str, size: int, **more: Any) -> Job:
+        settings = {**self.settings.get(client, {}), **more.pop("settings", {})}
+        return Job(
+            action=action,
+            client=client,
+            bootstrap=self.bootstrap,
+            topic=topic,
+            partitions=PARTITIONS,
+            size=size,
+            settings=settings,
+            **more,
+        )
+
+
+def over_tls(authority: Path) -> dict[str, dict[str, Any]]:
+    return {
+        CONFLUENT: {"security.protocol": "SSL", "ssl.ca.location": str(authority)},
+        OWN: {"security_protocol": "SSL", "ssl_cafile": str(authority)},
+    }
+
+
+class Bench:
+    def __init__(self, effort: Effort) -> None:
+        self.effort = effort
+        self.results = Results()
+
+    def compare(self, one: Side, other: Side, client: str, target: float | None) -> None:
+        """Produce and consume on both sides, with values of 100 bytes and 1 KiB."""
+        for size in (100, 1_024):
+            self._produce(one, other, client, size, target)
+            self._consume(one, other, client, size, target)
+
+    def _case(self, what: str, one: Side, other: Side, client: str, size: int, target: float | None) -> Case:
+        return Case(f"{one.name}: {what}, records/s", client, size, target, True, other.name)
+
+    def _produce(self, one: Side, other: Side, client: str, size: int, target: float | None) -> None:
+        case = self._case("produce", one, other, client, size, target)
+        for _ in range(self.effort.repeats):
+            for side in (one, other):
+                with side.peer.topic() as topic:
+                    made = run(side.job(topic, "produce", client, size, count=self.effort.records))
+                self.results.add(case, side.name, made["records_per_second"])
+
+    def _consume(self, one: Side, other: Side, client: str, size: int, target: float | None) -> None:
+        case = self._case("consume", one, other, client, size, target)
+        reading = NO_REST if client == CONFLUENT else {}
+        writing = IN_BATCHES if client == CONFLUENT else {}
+        with one.peer.topic() as of_one, other.peer.topic() as of_other:
+            sides = ((one, of_one), (other, of_other))
+            count = self.effort.records
+            for side, topic in sides:
+                run(side.job(topic, "produce", client, size, count=count, turn=TURN, settings=writing))
+            for _ in range(self.effort.repeats):
+                for side, topic in sides:
+                    job = side.job(
+                        topic, "consume", client, size, count=count, settings=reading, reads=self.effort.reads
+                    )
+                    for rate in run(job)[0]:
+                        self.results.add(case, side.name, rate)
+
+    def gap(self, one: Side, other: Side, target: float) -> None:
+        case = Case("gap after SIGKILL of the leader, ms", CONFLUENT, 100, target, False, other.name)
+        for _ in range(self.effort.kills):
+            for side in (one, other):
+                with side.peer.topic() as topic:
+                    partition, leader, pid = side.peer.leader_to_kill(topic)
+                    job = side.job(topic, "gap", CONFLUENT, 100, rate=GAP_RATE, partition=partition)
+                    found = run(job, kill_when_steady(pid, self.effort.before_kill_s))
+                    assert side.peer.start is not None
+                    side.peer.start(leader)
+                    side.peer.wait_until_whole(topic)
+                self.results.add(case, side.name, found["gap_ms"])
+
+
+@contextlib.contextmanager
+def our_cluster(name: str, settings: dict[str, str] | None = None) -> Iterator[tuple[SyncLocalCluster, Peer]]:
+    with SyncLocalCluster(BROKERS, tls=True, settings=settings) as cluster:
+        yield cluster, Peer(name, cluster.bootstrap_servers, cluster.start)
+
+
+def limit(cluster: SyncLocalCluster) -> None:
+    """Allow strangers to use the benchmark's topics, and give them quotas."""
+    resources = (
+        ResourcePattern(AclResourceType.TOPIC, "bench", PatternType.PREFIXED),
+        ResourcePattern(AclResourceType.GROUP, "*"),
+        ResourcePattern(AclResourceType.CLUSTER, "kafka-cluster"),
+    )
+    anybody = AccessControlEntry("User:ANONYMOUS", "*", AclOperation.ALL, AclPermissionType.ALLOW)
+    quotas = {"producer_byte_rate": UNREACHED, "consumer_byte_rate": UNREACHED, "request_percentage": 100_000.0}
+    with sync.Admin(cluster.ssl_bootstrap_servers, **cluster.security("admin")) as admin:
+        admin.create_acls([AclBinding(resource, anybody) for resource in resources])
+        admin.alter_client_quotas({QuotaEntity(client_id=DEFAULT_ENTITY): quotas})
+
+
+def measure(bench: Bench, kafkas: tuple[Side, Side] | None) -> None:
+    with our_cluster("minibroker") as (cluster, peer):
+        plain = Side("PLAINTEXT", peer, cluster.bootstrap_servers)
+        tls = Side("TLS", peer, cluster.ssl_bootstrap_servers, over_tls(cluster.certificates.authority))
+        if kafkas is not None:
+            of_kafka, plain_of_kafka = kafkas
+            bench.compare(tls, of_kafka, CONFLUENT, 1.0)
+            bench.compare(of_kafka, plain_of_kafka, CONFLUENT, None)
+        for client in (CONFLUENT, OWN):
+            bench.compare(tls, plain, client, None)
+        bench.gap(tls, plain, 1.5)
+        with our_cluster("minibroker with ACLs and quotas", AUTHORIZED) as (other, limited):
+            limit(other)
+            checked = Side("ACLs and quotas", limited, other.bootstrap_servers)
+            for client in (CONFLUENT, OWN):
+                bench.compare(checked, plain._replace(name="without"), client, 0.97)
+
+
+def main() -> None:
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--kafka", metavar="HOST:PORT,...", help="Kafka's brokers")
+    parser.add_argument("--kafka-ssl", metavar="HOST:PORT,...", help="their listeners that are SSL")
+    parser.add_argument("--kafka-ca", type=Path, metavar="FILE", help="PEM file of their authority")
+    parser.add_argument("--quick", action="store_true", help="few records, one run of each: a trial")
+    arguments = parser.parse_args()
+    of_kafka = (arguments.kafka, arguments.kafka_ssl, arguments.kafka_ca)
+    if any(of_kafka) and not all(of_kafka):
+        parser.error("--kafka, --kafka-ssl and --kafka-ca belong together")
+    let_signals_interrupt()
+    bench = Bench(QUICK if arguments.quick else FULL)
+    began = time.monotonic()
+    try:
+        kafkas = None
+        if all(of_kafka):
+            kafka = Peer("Kafka", arguments.kafka, None)
+            tls = Side("Kafka's TLS", kafka, arguments.kafka_ssl, over_tls(arguments.kafka_ca))
+            kafkas = tls, Side("Kafka's PLAINTEXT", kafka, arguments.kafka)
+            kafka.wait_until_whole()
+        measure(bench, kafkas)
+    except KafkaException as error:
+        sys.exit(f"error: {error.args[0].str()}: is Kafka at {arguments.kafka}?")
+    except (MinibrokerError, TimeoutError, KeyboardInterrupt) as error:
+        sys.exit(f"error: {error}" if str(error) else 130)
+    rows = bench.results.rows()
+    print_table(list(rows[0]), [list(row.values()) for row in rows])
+    tell(f"{time.monotonic() - began:.0f} s in all")
+
+
+if __name__ == "__main__":
+    main()

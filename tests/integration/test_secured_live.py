@@ -1,0 +1,104 @@
+"""A secured cluster inside a test: users, commands, the health check, the launcher, and brokers with TLS alone."""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from minibroker import AuthenticationFailed, BrokerError, ErrorCode, UserErrors, UserScramCredentialDeletion, sync
+from minibroker.deploy.local.certificates import Certificates
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.ports import free_ports
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.testing import LaunchError, SyncLocalCluster
+from tests.waiting import until_true
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[SyncLocalCluster]:
+    with SyncLocalCluster(1, topics=["orders"], secure=True) as cluster:
+        yield cluster
+
+
+def test_the_super_user_may_do_everything_and_a_new_user_nothing(cluster: SyncLocalCluster) -> None:
+    with sync.Producer(cluster.bootstrap_servers, **cluster.security()) as producer:
+        producer.send("orders", b"a").result()
+    bob = cluster.add_user("bob")
+    with sync.Producer(cluster.bootstrap_servers, **bob) as producer, pytest.raises(BrokerError) as refused:
+        producer.send("orders", b"b").result()
+    assert refused.value.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    assert cluster.security("bob") == bob
+    with pytest.raises(LaunchError, match="add_user"):
+        cluster.security("nobody")
+
+
+def test_a_wrong_password_and_no_password_are_named(cluster: SyncLocalCluster) -> None:
+    user = cluster.security()
+    user["sasl_plain_password"] = "wrong"
+    wrong = sync.Admin(cluster.bootstrap_servers, **user)
+    with pytest.raises(AuthenticationFailed, match="Authentication failed"), wrong:
+        pass
+    tls = sync.Admin(cluster.bootstrap_servers, security_protocol="SSL", ssl_cafile=str(cluster.certificates.authority))
+    with pytest.raises(MinibrokerError, match="or is SASL_SSL"), tls:
+        pass
+
+
+def test_a_deleted_user_is_refused_and_not_described(cluster: SyncLocalCluster) -> None:
+    carol = cluster.add_user("carol")
+    with sync.Admin(cluster.bootstrap_servers, **cluster.security()) as admin:
+        assert "carol" in admin.describe_user_scram_credentials()
+        admin.alter_user_scram_credentials([UserScramCredentialDeletion("carol", "SCRAM-SHA-256")])
+
+        def is_refused() -> bool:
+            try:
+                with sync.Admin(cluster.bootstrap_servers, **carol):
+                    return False
+            except AuthenticationFailed:
+                return True
+
+        until_true(is_refused)
+        with pytest.raises(UserErrors, match="RESOURCE_NOT_FOUND"):
+            admin.describe_user_scram_credentials(["carol"])
+
+
+def test_commands_use_the_file_of_the_data_directory_and_the_health_check_takes_it(cluster: SyncLocalCluster) -> None:
+    minibroker = [sys.executable, "-m", "minibroker"]
+
+    def run(*arguments: str) -> str:
+        command = [*minibroker, *arguments, "--data", str(cluster.directory)]
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+
+    assert "orders" in run("topics", "list")
+    assert "running" in run("status")
+    assert "admin  SCRAM-SHA-256  4096" in run("users", "list")
+    assert "sasl.username=admin" in run("client-config", "librdkafka")
+    file = str(cluster.directory / "client.properties")
+    command = [*minibroker, "--command-config", file, "status", "--bootstrap", cluster.bootstrap_servers]
+    assert "broker" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+    port = cluster.bootstrap_servers.rpartition(":")[2]
+    health = [sys.executable, "-m", "minibroker.deploy.observing.healthcheck", port]
+    assert subprocess.run([*health, "config", file], check=False, timeout=30).returncode == 0
+    assert subprocess.run([*health, "ssl"], check=False, timeout=30).returncode == 1
+    cluster.kill(1)
+    cluster.restore()
+    assert "orders" in run("topics", "list")
+
+
+def test_the_launcher_reaches_brokers_that_speak_tls_alone(tmp_path: Path) -> None:
+    [port] = free_ports(1)
+    settings = {
+        "listeners": f"SSL://127.0.0.1:{port},CONTROLLER://127.0.0.1:0",
+        **Certificates(tmp_path / "certificates").settings(),
+    }
+    cluster = LocalCluster(tmp_path / "cluster")
+    try:
+        cluster.up(1, port, None, settings)
+        assert cluster.view().brokers == {1: ("127.0.0.1", port)}
+        assert cluster.status().problems() == []
+    finally:
+        if cluster.file_or_none() is not None:
+            cluster.down(kill=True)

@@ -1,0 +1,255 @@
+"""Clients authenticate themselves on each connection, and again before their session ends."""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import threading
+from collections.abc import Awaitable, Callable
+from typing import Any
+
+import pytest
+
+from minibroker.client.admin import Admin
+from minibroker.client.cluster.connections import Purpose
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import AuthenticationFailed, DeliveryFailed
+from minibroker.client.producer import Producer
+from minibroker.client.settings import Address
+from minibroker.protocol import messages as m
+from minibroker.protocol.apis import METADATA, SASL_AUTHENTICATE, SASL_HANDSHAKE
+from minibroker.protocol.errors import ErrorCode, NetworkError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.sasl.mechanisms import Authenticated, SaslError, ServerMechanism
+from minibroker.protocol.sasl.oauthbearer import OAuthBearerServer
+from minibroker.protocol.sasl.plain import PlainServer
+from minibroker.protocol.sasl.scram import BY_NAME, ScramServer, credential_of, salted_password
+from tests.unit.client.scripted_broker import Received, ScriptedCluster, ServerConnection
+from tests.waiting import until
+
+REASON = "Authentication failed: Invalid username or password"
+SALT = b"0123456789abcdef"
+TOKEN = "header.claims.signature"
+
+
+class Guard:
+    """A listener that is SASL_PLAINTEXT, for the user alice."""
+
+    def __init__(self, session_ms: int = 0) -> None:
+        self.password = "hunter22"
+        self.session_ms = session_ms
+        self.enabled = ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512", "OAUTHBEARER"]
+        self.proofs = 0
+        self.violations: list[str] = []
+        self._under_way: dict[ServerConnection, ServerMechanism] = {}
+        self._users: dict[ServerConnection, str] = {}
+
+    def __call__(self, connection: ServerConnection, received: Received) -> m.Message | None:
+        match received.body:
+            case m.SaslHandshakeRequest(mechanism=name):
+                if name not in self.enabled:
+                    return m.SaslHandshakeResponse(ErrorCode.UNSUPPORTED_SASL_MECHANISM, self.enabled)
+                self._under_way[connection] = self._server_of(name)
+                return m.SaslHandshakeResponse(ErrorCode.NONE, self.enabled)
+            case m.SaslAuthenticateRequest(auth_bytes=message):
+                try:
+                    answer = self._under_way[connection].respond(message)
+                except SaslError:
+                    return m.SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, REASON)
+                if not isinstance(answer, Authenticated):
+                    return m.SaslAuthenticateResponse(ErrorCode.NONE, auth_bytes=answer)
+                del self._under_way[connection]
+                self._users[connection] = answer.user
+                self.proofs += 1
+                return m.SaslAuthenticateResponse(ErrorCode.NONE, "", answer.message, self.session_ms)
+        if connection in self._under_way or connection not in self._users:
+            self.violations.append(received.api.name)
+        return None
+
+    def _server_of(self, name: str) -> ServerMechanism:
+        if name == "PLAIN":
+            return PlainServer({"alice": self.password}.get)
+        if name == "OAUTHBEARER":
+            return OAuthBearerServer(lambda token: Authenticated("alice") if token == TOKEN else _refused())
+        mechanism = BY_NAME[name]
+        salted = salted_password(mechanism, self.password, SALT, 4096)
+        known = {"alice": credential_of(mechanism, salted, SALT, 4096)}
+        return ScramServer(mechanism, known.get, "servernonce", b"decoy")
+
+
+def _refused() -> Authenticated:
+    raise SaslError("refused")
+
+
+def alice(mechanism: str = "PLAIN", password: str = "hunter22") -> dict[str, Any]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": mechanism,
+        "sasl_plain_username": "alice",
+        "sasl_plain_password": password,
+    }
+
+
+def with_token(provider: Callable[[], str | Awaitable[str]]) -> dict[str, Any]:
+    return {
+        "security_protocol": "SASL_PLAINTEXT",
+        "sasl_mechanism": "OAUTHBEARER",
+        "sasl_oauth_token_provider": provider,
+    }
+
+
+def guarded(cluster: ScriptedCluster, session_ms: int = 0) -> Guard:
+    cluster.guard = guard = Guard(session_ms)
+    cluster.add_topic("orders")
+    return guard
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256", "SCRAM-SHA-512"])
+async def test_each_connection_is_authenticated_before_its_first_request(mechanism: str) -> None:
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster)
+        async with Producer(cluster.bootstrap, **alice(mechanism)) as producer:
+            await producer.send("orders", b"a")
+        assert cluster.log("orders").values() == [b"a"]
+        assert guard.proofs == 2  # for metadata, and for the records
+        assert guard.violations == []
+
+
+async def test_a_token_comes_from_a_function_of_either_kind() -> None:
+    threads: list[threading.Thread] = []
+
+    def blocking() -> str:
+        threads.append(threading.current_thread())
+        return TOKEN
+
+    async def asynchronous() -> str:
+        return TOKEN
+
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster)
+        for provider in (blocking, asynchronous):
+            async with Admin(cluster.bootstrap, **with_token(provider)) as admin:
+                assert await admin.list_topics() == ["orders"]
+        assert guard.proofs == 2
+    assert threads != [threading.main_thread()]
+
+
+@pytest.mark.parametrize("mechanism", ["PLAIN", "SCRAM-SHA-256"])
+async def test_a_wrong_password_fails_at_once_with_the_brokers_reason(
+    mechanism: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ScriptedCluster() as cluster:
+        guarded(cluster)
+        admin = Admin(cluster.bootstrap, **alice(mechanism, "wrong-secret"))
+        with pytest.raises(AuthenticationFailed, match=REASON) as failed:
+            await admin.start()
+        assert failed.value.reason == REASON
+        assert len(cluster.requests(SASL_HANDSHAKE)) == 1
+        assert cluster.requests(METADATA) == []
+    assert "wrong-secret" not in caplog.text + str(failed.value)
+
+
+async def test_a_mechanism_that_is_not_enabled_is_named_beside_those_that_are() -> None:
+    async with ScriptedCluster() as cluster:
+        guarded(cluster).enabled = ["SCRAM-SHA-512"]
+        with pytest.raises(AuthenticationFailed, match="not enabled at this listener, which has 'SCRAM-SHA-512'"):
+            await Admin(cluster.bootstrap, **alice()).start()
+        assert cluster.requests(SASL_AUTHENTICATE) == []
+
+
+async def test_a_refused_token_fails_at_once_and_a_provider_that_raises_is_tried_again() -> None:
+    calls: list[str] = []
+
+    def flaky() -> str:
+        calls.append("called")
+        if len(calls) == 1:
+            raise OSError("the identity provider restarts")
+        return TOKEN
+
+    async with ScriptedCluster() as cluster:
+        guarded(cluster)
+        with pytest.raises(AuthenticationFailed):
+            await Admin(cluster.bootstrap, **with_token(lambda: "other.token.x")).start()
+        with pytest.raises(AuthenticationFailed, match="other characters"):
+            await Admin(cluster.bootstrap, **with_token(lambda: "no token")).start()
+        async with Admin(cluster.bootstrap, **with_token(flaky)) as admin:
+            assert await admin.list_topics() == ["orders"]
+        assert len(calls) == 2
+
+        def broken() -> str:
+            raise OSError("no such realm")
+
+        with pytest.raises(NetworkError, match="sasl_oauth_token_provider raised OSError: 'no such realm'"):
+            await Admin(cluster.bootstrap, **with_token(broken)).start()
+
+
+async def test_a_session_is_renewed_between_requests_and_nothing_is_lost() -> None:
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster, session_ms=150)
+        async with (
+            Producer(cluster.bootstrap, linger_ms=0, **alice("SCRAM-SHA-256")) as producer,
+            Consumer(cluster.bootstrap, partitions=[TopicPartition("orders", 0)], **alice()) as consumer,
+        ):
+            found: list[bytes | None] = []
+            for number in range(60):
+                await producer.send("orders", b"%d" % number)
+                found += [record.value for record in await consumer.poll(timeout_ms=0)]
+                await asyncio.sleep(0.01)
+            async with asyncio.timeout(10):
+                while len(found) < 60:
+                    found += [record.value for record in await consumer.poll(timeout_ms=100)]
+        assert found == [b"%d" % number for number in range(60)]
+        assert guard.proofs >= 4 * 3
+        assert guard.violations == []
+        assert len(cluster.nodes[0].connections) <= 4
+
+
+async def test_a_user_that_is_deleted_ends_its_clients_when_the_session_is_to_be_renewed() -> None:
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster, session_ms=200)
+        producer = Producer(cluster.bootstrap, **alice())
+        await producer.start()
+        await producer.send("orders", b"a")
+        guard.password = "changed"
+        with pytest.raises(AuthenticationFailed, match=REASON):  # noqa: PT012
+            async with asyncio.timeout(10):
+                for _ in range(1_000):
+                    await producer.send("orders", b"b")
+                    await asyncio.sleep(0.01)
+        with pytest.raises(AuthenticationFailed):
+            producer.send("orders", b"c")
+        with pytest.raises((AuthenticationFailed, DeliveryFailed)):
+            await producer.close()
+        before = len(cluster.requests(SASL_HANDSHAKE))
+        await asyncio.sleep(0.3)
+        assert len(cluster.requests(SASL_HANDSHAKE)) == before
+        assert guard.violations == []
+
+
+async def test_a_listener_without_sasl_is_named_as_such() -> None:
+    async with ScriptedCluster() as cluster:
+        answer = m.SaslHandshakeResponse(ErrorCode.ILLEGAL_SASL_STATE, [])
+        cluster.guard = lambda _, received: answer if received.api is SASL_HANDSHAKE else None
+        with pytest.raises(AuthenticationFailed, match='no SASL: use security_protocol="SSL" or "PLAINTEXT"'):
+            await Admin(cluster.bootstrap, **alice()).start()
+
+
+async def test_requests_wait_while_a_connection_is_held_and_keep_their_order() -> None:
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster)
+        async with Producer(cluster.bootstrap, acks=0, linger_ms=0, **alice()) as producer:
+            producer.send("orders", b"0")
+            await until(lambda: cluster.log("orders").values() == [b"0"])
+            address = Address("127.0.0.1", cluster.nodes[0].port)
+            connection = producer._runtime.connections.get(address, Purpose.PRODUCE)
+            assert connection is not None
+            await connection.hold()
+            producer.send("orders", b"1")
+            producer.send("orders", b"2")
+            await asyncio.sleep(0.1)
+            assert cluster.log("orders").values() == [b"0"]
+            assert connection.unsent_bytes > 0
+            connection.release()
+            await until(lambda: cluster.log("orders").values() == [b"0", b"1", b"2"])
+        assert guard.violations == []
