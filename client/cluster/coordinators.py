@@ -19,6 +19,7 @@ from enum import Enum
 from typing import Generic, NamedTuple, TypeVar
 
 from minibroker.client.cluster.connections import OVERDUE_S, Purpose
+from minibroker.client.cluster.metadata import FIRST_ATTEMPT_TIMEOUT_S
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
@@ -264,14 +265,22 @@ class Coordinators:
 
     async def _retried(self, key: str, what: str, timeout_s: float, attempt: Callable[[float], Awaitable[T]]) -> T:
         retries = self._runtime.retries(timeout_s, what)
+        answer: BrokerError | None = None
+        """The error in the latest answer of a broker."""
         while True:
+            remaining_s = retries.remaining_s
             try:
-                result = await attempt(retries.remaining_s)
+                result = await attempt(remaining_s)
             except (NetworkError, InvalidMessage, BrokerError) as error:
-                if isinstance(error, BrokerError) and not error.retriable:
-                    raise
+                if isinstance(error, BrokerError):
+                    if not error.retriable:
+                        raise
+                    answer = error
                 self._obstacles[key] = error
                 if not await retries.pause(error, first_pause_s(error)):
+                    # An attempt that the deadline cut short says less than the answer before it.
+                    if answer and isinstance(error, NetworkError) and remaining_s < FIRST_ATTEMPT_TIMEOUT_S:
+                        raise answer from error
                     raise
             else:
                 self._obstacles.pop(key, None)

@@ -143,6 +143,14 @@ async def test_after_the_time_for_it_the_last_error_is_raised(cluster: GroupClus
         await admin.list_group_offsets("billing")
 
 
+@run_by(run, default_api_timeout_ms=300)
+async def test_an_answer_says_more_than_an_attempt_without_time_for_one(cluster: GroupCluster, admin: Admin, /) -> None:
+    cluster.script(FIND_COORDINATOR, reject(ErrorCode.COORDINATOR_NOT_AVAILABLE), *[HANG] * 30)
+    with pytest.raises(BrokerError, match="COORDINATOR_NOT_AVAILABLE") as raised:
+        await admin.list_group_offsets("billing")
+    assert isinstance(raised.value.__cause__, NetworkError)
+
+
 @run_by(run)
 async def test_what_is_wrong_with_the_question_is_raised_at_once(cluster: GroupCluster, admin: Admin, /) -> None:
     cluster.script(FIND_COORDINATOR, reject(ErrorCode.INVALID_GROUP_ID))
