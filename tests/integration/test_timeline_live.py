@@ -114,6 +114,15 @@ def test_the_last_failover_is_shown_from_the_first_suspicion_to_the_last_leader(
     assert 0 < whole["written_ms"] <= whole["led_ms"] < 10_000
     assert [step["at_ms"] for step in steps] == sorted(step["at_ms"] for step in steps)
 
+    header, row = minibroker.ok("timeline", "--failovers").splitlines()
+    assert header.split("  ")[0] == "NUMBER"
+    assert re.match(rf"1 .* \d+ ms .* broker {killed} was lost and broker {successor} became the controller$", row)
+    of_orders = minibroker.ok("timeline", "--failover", "1", "--topic", "orders")
+    assert f"leader {killed} -> " in of_orders
+    assert "__consumer_offsets" not in of_orders
+    assert "1 failover recorded" in minibroker.refused(2, "timeline", "--failover", "2")
+    assert "partition of topic 'nope'" in minibroker.refused(1, "timeline", "--topic", "nope")
+
     # The entries of the dead broker are read from its files, unless brokers are named.
     entries = _lines(minibroker.ok("timeline", "--format", "json"))
     assert (killed, 1, "Startup") in {(entry["controller"], entry["epoch"], entry["event"]) for entry in entries}

@@ -1,5 +1,5 @@
-"""The story of the last failover, from a controller's timeline: what was lost, and how every partition got a leader
-again. Pure.
+"""The stories of failovers, from the controllers' timeline: what was lost, and how every partition got a leader again.
+Pure.
 
 It begins with the first sign (a lost connection, a resignation), continues with the change of controller or the loss of
 a broker, the elections that follow and their writes, and ends when the last resulting order was answered. Times are
@@ -54,6 +54,7 @@ class Step(NamedTuple):
 
 class Story(NamedTuple):
     title: str
+    """For instance "broker 1 was lost and broker 2 became the controller"."""
     began_ms: int
     """Milliseconds since 1970, by the clock of the first broker that recorded something."""
     steps: tuple[Step, ...]
@@ -101,9 +102,9 @@ class Story(NamedTuple):
             )
         return ending
 
-    def lines(self, short: bool = False) -> list[str]:
+    def lines(self, short: bool = False, name: str = "The last failover") -> list[str]:
         """Return the lines of the story; with `short`, without the details."""
-        told = [f"{self.title}, at {date_and_time(self.began_ms)}"]
+        told = [f"{name}: {self.title}, at {date_and_time(self.began_ms)}"]
         for step in self.steps:
             told.append(f"{'+' + milliseconds(step.at_ms):>10}  {step.text}")
             if not short:
@@ -114,7 +115,7 @@ class Story(NamedTuple):
         """Return an object for each step, and one for the whole."""
         whole = {
             "event": "Failover",
-            "text": self.title,
+            "text": self.title[:1].upper() + self.title[1:],
             "began_ms": self.began_ms,
             "elected": self.elected,
             "leaderless": list(self.leaderless),
@@ -127,29 +128,58 @@ class Story(NamedTuple):
 
 
 def last_failover(entries: Sequence[Entry]) -> Story | None:
-    """Tell the story from merged entries, oldest first. None: no failover is recorded."""
-    turns = [index for index, entry in enumerate(entries) if _is_turn(entries, index)]
-    if not turns:
-        return None
-    chosen = [turns[-1]]
-    victims = _victims(entries, turns[-1])
-    for index in reversed(turns[:-1]):
-        if _begins_anew(entries, chosen[0]) or _was_whole_between(entries, index, chosen[0]):
-            break
-        distance_ms = entries[chosen[0]]["time_ms"] - entries[index]["time_ms"]
-        before = _victims(entries, index)
-        same = victims & before - _came_back(entries, index, chosen[0])
-        if distance_ms > (SIGNS_WITHIN_MS if same else TOGETHER_MS):
-            break
-        chosen.insert(0, index)
-        victims |= before
-    return _Teller(entries, chosen, victims).story()
+    """Tell the story of the last failover. None: none is recorded."""
+    return next(_told_backwards(entries), None)
 
 
-def _is_turn(entries: Sequence[Entry], index: int) -> bool:
+def failovers(entries: Sequence[Entry]) -> list[Story]:
+    """Tell all recorded failovers, from merged entries, oldest first."""
+    return [*_told_backwards(entries)][::-1]
+
+
+def of_topic(entries: Sequence[Entry], topic: str) -> list[Entry]:
+    """Return the entries without the partitions of other topics, and without the number of omitted partitions, whose
+    topics are not known."""
+    return [
+        {key: value for key, value in entry.items() if key != "states_omitted"}
+        | {
+            kind: [state for state in entry[kind] if state["partition"].rpartition("-")[0] == topic]
+            for kind in ("states", "adopted")
+            if kind in entry
+        }
+        for entry in entries
+    ]
+
+
+def _told_backwards(entries: Sequence[Entry]) -> Iterator[Story]:
+    starts = [index for index in range(len(entries)) if _begins_anew(entries, index)]
+    for start in reversed([0, *starts]):
+        yield from _told_since_start(entries[start:], is_start_known=start > 0)
+        entries = entries[:start]
+
+
+def _told_since_start(entries: Sequence[Entry], is_start_known: bool) -> Iterator[Story]:
+    turns = [index for index in range(len(entries)) if _is_turn(entries[index]) and (index > 0 or not is_start_known)]
+    while turns:
+        chosen = [turns.pop()]
+        victims = _victims(entries, chosen[0])
+        while turns and not _was_whole_between(entries, turns[-1], chosen[0]):
+            index = turns[-1]
+            distance_ms = entries[chosen[0]]["time_ms"] - entries[index]["time_ms"]
+            before = _victims(entries, index)
+            same = victims & before - _came_back(entries, index, chosen[0])
+            if distance_ms > (SIGNS_WITHIN_MS if same else TOGETHER_MS):
+                break
+            chosen.insert(0, turns.pop())
+            victims |= before
+        teller = _Teller(entries, chosen, victims)
+        yield teller.story()
+        entries = entries[: teller.first]  # earlier stories end before this one begins
+
+
+def _is_turn(entry: Entry) -> bool:
     """Whether the entry is the loss of a broker, a controlled shutdown, or the election of another controller (except
     the first one ever)."""
-    entry = entries[index]
     if entry["event"] == "BrokerChange":
         return bool(entry.get("lost"))
     if entry["event"] == _STOPS:
@@ -182,8 +212,8 @@ def _was_whole_between(entries: Sequence[Entry], lost: int, end: int) -> bool:
 
 
 def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
-    """Whether all brokers had stopped: the previous controller stopped cleanly before this broker was started. Then
-    nothing failed, and no broker was there to take over."""
+    """Whether the entry shows the start of a cluster that had been stopped, which is not a failover: the previous
+    controller stopped cleanly before this broker was started."""
     entry = entries[index]
     if entry["event"] != "Startup" or "broker_up_ms" not in entry:
         return False
@@ -216,8 +246,10 @@ class _Teller:
         self._last_turn = turns[-1]
         self._turns = [entries[index] for index in turns]
         self._victims = victims
-        self._begins_anew = _begins_anew(entries, turns[0])
-        self._signs = [] if self._begins_anew else list(self._find_signs(turns[0]))
+        signs = dict(self._find_signs(turns[0]))
+        self._signs = list(signs.values())
+        self.first = min([turns[0], *signs])
+        """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
         self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == _STOPS}
@@ -333,34 +365,33 @@ class _Teller:
             happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
-            if self._begins_anew:
-                moved += " when all brokers had been stopped and were started again"
-            elif not happened and (before := self._controller_before(changes[-1])) not in (
+            if not happened and (before := self._controller_before(changes[-1])) not in (
                 None,
                 changes[-1]["controller"],
             ):
                 moved += f" in the place of broker {before}"
             happened.append(moved)
-        return f"The last failover: {' and '.join(happened)}"
+        return " and ".join(happened)
 
     # -- the entries of this failover --
 
-    def _find_signs(self, first_turn: int) -> Iterator[Entry]:
-        """Yield suspicions and removals of the victims, and resignations, since the previous failover."""
-        found: list[Entry] = []
+    def _find_signs(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
+        """Yield suspicions and removals of the victims, and resignations, since the previous failover, with their
+        indexes."""
+        found: list[tuple[int, Entry]] = []
         for index in range(first_turn - 1, -1, -1):
             entry = self._entries[index]
             is_old = self._entries[first_turn]["time_ms"] - entry["time_ms"] > SIGNS_WITHIN_MS
-            if is_old or _is_turn(self._entries, index):
+            if is_old or _is_turn(entry):
                 break
             if entry["event"] in _SIGNS and self._is_of_victim(entry, self._entries[first_turn]):
-                found.insert(0, entry)
+                found.insert(0, (index, entry))
         yield from found
         for index, entry in enumerate(self._entries[first_turn:], first_turn):
             # A suspicion by the controller may be recorded after the loss; any other sign comes before a turn.
             is_late = index > self._last_turn and entry["event"] != "BrokerSuspected"
             if entry["event"] in _SIGNS and not is_late and self._is_of_victim(entry, self._turns[-1]):
-                yield entry
+                yield index, entry
 
     def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
         if sign["event"] != "Resignation":
@@ -453,7 +484,7 @@ class _Teller:
 
     def _new_controller(self, turn: Entry) -> Iterator[Step]:
         before = self._controller_before(turn)
-        if before is not None and not self._begins_anew and self._silent([before], turn):
+        if before is not None and self._silent([before], turn):
             text = (
                 f"Broker {before}, the controller until now, has not resigned and was not found unreachable: "
                 "a controller that hangs loses its office when ZooKeeper ends its session, "

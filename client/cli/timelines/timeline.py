@@ -1,4 +1,4 @@
-"""`minibroker timeline`: what the controllers did, and the story of the last failover."""
+"""`minibroker timeline`: what the controllers did, and the stories of failovers."""
 
 from __future__ import annotations
 
@@ -23,13 +23,15 @@ from minibroker.client.cli.terminal.output import (
     bootstrap_servers,
     note,
     print_json,
+    print_table,
     run,
 )
 from minibroker.client.cli.terminal.times import hint, parse_time_ms
-from minibroker.client.cli.timelines.story import Story, last_failover
-from minibroker.client.cli.timelines.words import entry_lines
+from minibroker.client.cli.timelines.story import Story, failovers, of_topic
+from minibroker.client.cli.timelines.words import date_and_time, entry_lines, milliseconds
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
+from minibroker.protocol.words import counted
 
 FILE = "controller-timeline.jsonl"
 """The file of each broker, in its first log directory."""
@@ -42,6 +44,15 @@ def timeline(
         bool,
         typer.Option("--last-failover", help="Explain the last failover."),
     ] = False,
+    every: Annotated[
+        bool, typer.Option("--failovers", help="List the failovers, the last one at the end, which has number 1.")
+    ] = False,
+    number: Annotated[
+        int | None, typer.Option("--failover", metavar="N", min=1, help="Explain number N of --failovers.")
+    ] = None,
+    topic: Annotated[
+        str | None, typer.Option(metavar="NAME", help="Omit other topics, and events that changed none of this topic.")
+    ] = None,
     follow: Annotated[bool, typer.Option("--follow", "-f", help="Print new events until Ctrl-C.")] = False,
     since: Annotated[
         str | None,
@@ -56,8 +67,13 @@ def timeline(
     All brokers are asked, because each one records what its own controller did. For a dead broker, the files in --data
     are read if they exist; otherwise its entries are missing until it is back, which is reported on stderr. --format
     json prints one object per line."""
-    if last and follow:
-        raise UsageError("--last-failover explains past events and --follow prints new ones: give one of them")
+    asked = [*["--last-failover"] * last, *["--failovers"] * every, *["--failover"] * (number is not None)]
+    if len(asked) > 1:
+        raise UsageError(f"{' and '.join(asked)}: give one of them")
+    if asked and follow:
+        raise UsageError(f"{asked[0]} is about past events and --follow prints new ones: give one of them")
+    if topic is not None and follow:
+        raise UsageError("--follow prints the events of all topics: leave out --topic")
     since_ms = _since_ms(since)
     servers = bootstrap_servers(bootstrap, data)
     files = data if bootstrap is None else None
@@ -65,13 +81,33 @@ def timeline(
         run(_follow(servers, since_ms, files, format))
         return
     entries = run(_read(servers, since_ms, files))
-    if not last:
-        _print(entries, format)
+    if topic is not None:
+        if any("states_omitted" in entry for entry in entries):
+            note("some changes name only their first partitions, so partitions of the topic may be missing")
+        entries = of_topic(entries, topic)
+        if not any(_names_partitions(entry) for entry in entries):
+            raise MinibrokerError(
+                f"no recorded change names a partition of topic {topic!r}: see `minibroker topics list`, and the whole "
+                "`minibroker timeline`"
+            )
+    if not asked:
+        _print(entries if topic is None else list(filter(_names_partitions, entries)), format)
         return
-    story = last_failover(entries)
-    if story is None:
+    stories = failovers(entries)
+    if not stories:
         raise MinibrokerError("no failover is recorded: no broker was lost, and the controller never changed")
-    _print_story(story, format)
+    if every:
+        _print_stories(stories, format)
+    elif number is None or number == 1:
+        _print_story(stories[-1], "The last failover", format)
+    elif number <= len(stories):
+        _print_story(stories[-number], f"Failover {number}", format)
+    else:
+        raise UsageError(f"--failover {number}: {counted(len(stories), 'failover')} recorded: see --failovers")
+
+
+def _names_partitions(entry: Entry) -> bool:
+    return bool(entry.get("states") or entry.get("adopted"))
 
 
 def _since_ms(since: str | None) -> int:
@@ -169,9 +205,28 @@ def _print(entries: Sequence[Entry], format: Format) -> None:
     sys.stdout.flush()
 
 
-def _print_story(story: Story, format: Format) -> None:
+def _print_story(story: Story, name: str, format: Format) -> None:
     if format is Format.JSON:
         for step in story.objects():
             print_json(step)
     else:
-        sys.stdout.writelines(f"{line}\n" for line in story.lines())
+        sys.stdout.writelines(f"{line}\n" for line in story.lines(name=name))
+
+
+def _print_stories(stories: Sequence[Story], format: Format) -> None:
+    """Print a row for each: when it began, what happened, and how long it took until all was led again."""
+    if format is Format.JSON:
+        for story in stories:
+            print_json(story.objects()[-1])
+        return
+    rows = [
+        (
+            len(stories) - index,
+            date_and_time(story.began_ms),
+            None if story.led_ms is None else milliseconds(story.led_ms),
+            story.elected,
+            ("hang: " if story.is_hang else "") + story.title,
+        )
+        for index, story in enumerate(stories)
+    ]
+    print_table(("NUMBER", "BEGAN", "LED AGAIN AFTER", "NEW LEADERS", "WHAT HAPPENED"), rows)

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minibroker.client.administering.timeline import Entry, TimelineRead, merged
-from minibroker.client.cli.timelines.story import last_failover
+from minibroker.client.cli.timelines.story import failovers, last_failover, of_topic
 from minibroker.client.cli.timelines.timeline import FILE, with_files
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
 from minibroker.protocol.errors import NetworkError
@@ -199,7 +199,7 @@ def test_the_loss_of_a_broker_that_is_not_the_controller_is_a_failover_too() -> 
     )
     story = last_failover(recorder.entries)
     assert story is not None
-    assert story.title == "The last failover: broker 2 was lost"
+    assert story.title == "broker 2 was lost"
     assert [step.event for step in story.steps] == ["BrokerSuspected", "BrokerChange", "BrokerChange", "BrokerChange"]
     assert story.leaderless == ("a-0",)
     assert story.led_ms is None
@@ -253,7 +253,7 @@ def test_a_controller_that_wakes_up_after_a_hang_does_not_change_the_story(cause
     assert asleep is not None
     by_broker = {1: [recorder.entries[0], recorder.entries[2]], 2: [recorder.entries[1]]}
     assert last_failover(merged(by_broker)) == asleep
-    assert asleep.title == "The last failover: broker 2 became the controller in the place of broker 1"
+    assert asleep.title == "broker 2 became the controller in the place of broker 1"
     assert asleep.ending() == "In all, from when that was noticed: no partition had to change its leader."
 
 
@@ -279,7 +279,7 @@ def test_a_cluster_that_was_whole_between_two_losses_had_two_failovers(in_sync: 
     story = last_failover(recorder.entries)
     assert story is not None
     both = "brokers 1 and 2 were lost and broker 3 became the controller"
-    assert story.title.startswith(f"The last failover: {'broker 2 was lost' if len(in_sync) == 3 else both}")
+    assert story.title == ("broker 2 was lost" if len(in_sync) == 3 else both)
 
 
 def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
@@ -298,7 +298,7 @@ def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
     recorder.add(90_400, 1, 5, "BrokerChange", lost=[2], added=[])
     story = last_failover(recorder.entries)
     assert story is not None
-    assert story.title == "The last failover: broker 2 stopped cleanly"
+    assert story.title == "broker 2 stopped cleanly"
     assert [step.text for step in story.steps] == [
         "Broker 2 asks for a controlled shutdown.",
         "New leaders are elected for 1 partition, each from the in-sync replicas (the ISR).",
@@ -309,7 +309,7 @@ def test_a_broker_that_stops_in_good_order_makes_others_lead_first() -> None:
     del recorder.entries[1]["broker"]  # entries of that time did not name the replica
     before = last_failover(recorder.entries)
     assert before is not None
-    assert before.title == "The last failover: broker 2 was lost"
+    assert before.title == "broker 2 was lost"
 
 
 def test_partitions_led_again_by_a_returned_broker_are_not_reported_leaderless() -> None:
@@ -336,7 +336,7 @@ def test_a_story_does_not_say_that_a_stopped_or_restarted_broker_may_have_hung()
     ]
 
 
-def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() -> None:
+def test_the_start_of_a_cluster_that_was_stopped_is_not_a_failover() -> None:
     recorder = controller_failover()
     recorder.add(10_000, 3, 6, "BrokerChange", lost=[2], added=[])
     recorder.add(10_500, 3, 6, "Resignation", cause="the broker stops")
@@ -353,14 +353,14 @@ def test_the_time_in_which_all_brokers_were_stopped_is_no_part_of_the_story() ->
         broker_up_ms=900.0,
         states=[state("a-0", (3, 2), ([3], [2]))],
     )
+    assert [story.title for story in failovers(recorder.entries)][1:] == [
+        "broker 1 was lost and broker 3 became the controller",
+        "broker 2 was lost",
+    ]
+    recorder.add(41_000, 2, 7, "BrokerChange", lost=[3], added=[])
     story = last_failover(recorder.entries)
     assert story is not None
-    assert story.lines(short=True)[0] == (
-        "The last failover: broker 2 became the controller when all brokers had been stopped and were started "
-        "again, at 2026-11-22 12:00:40.000 UTC"
-    )
-    assert {step.epoch for step in story.steps} == {7}
-    assert story.written_ms == 20.0
+    assert (story.title, {step.epoch for step in story.steps}) == ("broker 3 was lost", {7})
 
 
 def test_each_term_counts_its_own_requests_if_the_controller_dies_after_a_broker() -> None:
@@ -416,7 +416,40 @@ def test_losses_far_apart_are_different_stories() -> None:
     story = last_failover(recorder.entries)
     assert story is not None
     assert [step.broker for step in story.steps] == [3]
-    assert story.title == "The last failover: broker 2 was lost"
+    assert story.title == "broker 2 was lost"
+
+
+def test_an_earlier_failover_is_told_as_it_was_before_the_later_ones() -> None:
+    recorder = controller_failover()
+    told = [last_failover(recorder.entries)]
+    recorder.add(500, 3, 6, "BrokerChange", lost=[], added=[1])
+    recorder.add(600, 3, 6, "IsrChange", adopted=[state(f"a-{i}", (2, 2), ([2, 3], [1, 2, 3])) for i in range(2)])
+    recorder.add(900, 3, 6, "BrokerSuspected", broker=1, reason="host:1: it refuses connections", lasted_ms=40.0)
+    recorder.add(901, 3, 6, "BrokerChange", lost=[1], added=[], states=[state("a-0", (2, 2), ([1, 2, 3], [2, 3]))])
+    told.append(last_failover(recorder.entries))
+    recorder.add(60_000, 3, 6, "BrokerChange", lost=[2], added=[], states=[state("a-0", (2, 3), ([2, 3], [3]))])
+    told.append(last_failover(recorder.entries))
+    stories = failovers(recorder.entries[1:])
+    assert stories == told
+    assert [story.title for story in stories] == [
+        "broker 1 was lost and broker 3 became the controller",
+        "broker 1 was lost",
+        "broker 2 was lost",
+    ]
+
+
+def test_the_story_of_one_topic_leaves_the_others_out() -> None:
+    recorder = controller_failover()
+    recorder.entries[-3]["states"].append(state("a-b-0", (1, 3), ([1, 2, 3], [2, 3]), 15.0))
+    recorder.entries[-3] |= {"states_omitted": 7, "elected": 9, "written_at_ms": 16.0}
+    whole, story = (last_failover(entries) for entries in (recorder.entries, of_topic(recorder.entries, "a-b")))
+    assert whole is not None
+    assert story is not None
+    assert story.title == whole.title
+    assert (story.elected, story.written_ms) == (1, 65.0)
+    details = [detail.partition(":")[0] for step in story.steps for detail in step.details]
+    assert "a-b-0" in details
+    assert "a-0" not in details
 
 
 def test_there_is_no_story_if_no_broker_was_lost() -> None:
