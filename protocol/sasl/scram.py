@@ -24,7 +24,6 @@ MOST_ITERATIONS = 16_384
 """Kafka's ScramMechanism and ScramCredentialUtils. More would let whoever sets credentials keep clients busy."""
 MOST_ITERATIONS_OF_CLIENTS = 1_000_000
 """A client that hashed more often for a broker would stall."""
-LEAST_SALT_BYTES = 12
 SALT_BYTES = 32
 LONGEST_NAME = 300
 """Characters of a user's name. It becomes the name of a znode, and to normalize it (SASLprep) takes long."""
