@@ -27,7 +27,7 @@ from minibroker.broker import log_format
 from minibroker.broker.broker import Broker
 from minibroker.broker.freed_memory import return_freed_memory
 from minibroker.broker.settings.broker_config import BrokerConfig
-from minibroker.broker.settings.credentials import zookeeper_digest
+from minibroker.broker.settings.credentials import zookeeper_digest, zookeeper_tls
 from minibroker.broker.settings.parsing import broker_config, read_properties
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.controller.zookeeper import KazooZooKeeper
@@ -221,6 +221,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
             zookeeper.authenticate(
                 digest, sets_acl=config.zookeeper_set_acl, sets_root_acl=config.zookeeper_set_root_acl
             )
+        contexts = zookeeper_tls(config)
+        if contexts is not None:
+            zookeeper.encrypt(contexts)
         uvloop.run(_run(config, world))
     except MinibrokerError as error:
         _say_error(str(error))

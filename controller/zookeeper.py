@@ -8,10 +8,11 @@ is stuck, and blocks its caller after some 280 pipelined calls (it wakes its thr
 blocking socket pair), indefinitely while the server is away.
 
 The choice: kazoo asks its handler for threads, queues, sockets and results, so `_Handler` replaces it. It has no
-workers: the connection thread itself posts results and watch events, as it reads them, to one FIFO (`_Inbox`) that our
-loop empties. That is ZooKeeper's order by construction. On the loop, a result wakes its waiter and an event calls its
-watcher, both through `call_soon`, so the order is kept. The handler also refuses to connect once the session is over,
-and counts wake-ups instead of writing a byte for each. No caller's code runs on a thread of kazoo's.
+workers: the connection thread itself posts results and watch events, as it reads them, to one FIFO (`Inbox`) that our
+loop empties (`zookeeper_threads`). That is ZooKeeper's order by construction. On the loop, a result wakes its waiter
+and an event calls its watcher, both through `call_soon`, so the order is kept. The handler also refuses to connect once
+the session is over, makes TLS connections itself (`zookeeper_tls`), and counts wake-ups instead of writing a byte for
+each. No caller's code runs on a thread of kazoo's.
 
 Each session has one more thread, the guard. It alone stops the kazoo client (which blocks): on request, or when the
 loop has not run for a session timeout. It counts its own rounds in which the loop did not tick, not seconds: a SIGSTOP
@@ -31,7 +32,6 @@ import logging
 import select
 import socket
 import threading
-from collections import deque
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -45,7 +45,11 @@ from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from minibroker.controller.zookeeper_protection import protect_all
+from minibroker.controller.zookeeper_threads import Inbox, WakeUps
+from minibroker.controller.zookeeper_tls import TlsConnector, pending
 from minibroker.protocol import znodes
+from minibroker.protocol.connections.tls import Contexts
+from minibroker.protocol.connections.zookeeper_tls import ENABLE
 from minibroker.protocol.world import (
     BadVersion,
     Check,
@@ -72,15 +76,16 @@ _logger = logging.getLogger("minibroker.zookeeper")
 _CHECKS_PER_TIMEOUT = 6
 """How often per session timeout the guard checks that the event loop runs."""
 
-_DELIVERIES_PER_TURN = 500
-"""Posts that the inbox delivers in one turn of the loop, so that a backlog does not block the loop."""
-
 _MAX_REQUEST_BYTES = 1_000_000
 """ZooKeeper drops the connection for more than 1,048,575 bytes (jute.maxbuffer), so larger requests are rejected."""
 
 _ANSWER_TIMEOUT_S = 1.0
 """Seconds to wait for the response to a connect request, and for the rest of a message that has begun. kazoo would wait
 for a session timeout, but a ZooKeeper that is starting up sometimes accepts a connection and never answers on it."""
+
+_TLS_TIMEOUTS_PER_SESSION = 3
+"""Handshakes, with a cold JVM, that fit into a session timeout; each has at least `_ANSWER_TIMEOUT_S`. Since TLS 1.3
+lets ZooKeeper judge certificates after the client's handshake, answers get the same time."""
 
 _PROTECTED = [*CREATOR_ALL_ACL, *READ_ACL_UNSAFE]
 """The ACL of protected nodes: everybody may read them, and sessions with the creator's credential may do everything."""
@@ -110,6 +115,11 @@ class KazooZooKeeper:
         self._digest: str | None = None
         self._sets_acl = False
         self._sets_root_acl = False
+        self._contexts: Contexts | None = None
+
+    def encrypt(self, contexts: Contexts) -> None:
+        """Connect by TLS from now on. `contexts` is called for each connection, on a thread of its session."""
+        self._contexts = contexts
 
     def authenticate(self, digest: str, *, sets_acl: bool, sets_root_acl: bool = False) -> None:
         """Present `digest`, a NAME:PASSWORD of ZooKeeper's digest scheme, in the sessions opened from now on.
@@ -123,15 +133,16 @@ class KazooZooKeeper:
 
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
         """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError if `servers` is malformed."""
-        session = KazooSession(servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl)
+        session = KazooSession(
+            servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl, self._contexts
+        )
         try:
             try:
                 async with asyncio.timeout(connect_timeout_ms / 1000):
                     await session.open()
             except TimeoutError:
                 raise ConnectionLoss(
-                    f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: start it, or correct "
-                    "zookeeper.connect"
+                    f"no ZooKeeper answered at {servers} within {connect_timeout_ms} ms: {session.why_not_connected()}"
                 ) from None
             if self._sets_root_acl:
                 await protect_all(session)
@@ -155,8 +166,9 @@ class KazooSession:
         kazoo_log: logging.Logger,
         digest: str | None = None,
         sets_acl: bool = False,
+        contexts: Contexts | None = None,
     ) -> None:
-        """`digest`, `sets_acl`: see `KazooZooKeeper.authenticate`."""
+        """`digest`, `sets_acl`: see `KazooZooKeeper.authenticate`. `contexts`: see `KazooZooKeeper.encrypt`."""
         self._servers = servers
         self._sets_acl = sets_acl
         hosts, _, chroot = servers.partition("/")
@@ -164,8 +176,12 @@ class KazooSession:
         self._chroot = ""
         self._session_timeout_ms = session_timeout_ms
         self._loop = asyncio.get_running_loop()
-        self._inbox = _Inbox(self._loop)
-        self._handler = _Handler(self._inbox, self._finish)
+        self._inbox = Inbox(self._loop)
+        timeout_s = max(_ANSWER_TIMEOUT_S, session_timeout_ms / 1000 / _TLS_TIMEOUTS_PER_SESSION)
+        self._tls = None if contexts is None else TlsConnector(contexts, timeout_s)
+        self._handler = _Handler(
+            self._inbox, self._finish, self._tls, _ANSWER_TIMEOUT_S if contexts is None else timeout_s
+        )
         try:
             self._client = KazooClient(
                 hosts=hosts,
@@ -214,6 +230,12 @@ class KazooSession:
             with contextlib.suppress(NodeExists):
                 await self.create(chroot, b"")
         self._chroot = chroot
+
+    def why_not_connected(self) -> str:
+        """Return the reason of a failed TLS handshake, or a remedy."""
+        if self._tls is None:
+            return f"start it, or correct zookeeper.connect (if it is a secureClientPort, set {ENABLE}=true)"
+        return self._tls.failure or "start it, or correct zookeeper.connect"
 
     async def close(self) -> None:
         """See the interface. Waits for the server's answer, at most for a session timeout."""
@@ -483,44 +505,12 @@ def _acl_of(path: str) -> list[Any]:
     return _PRIVATE if _is_private(path) else _PROTECTED
 
 
-class _Inbox:
-    """A FIFO from threads to the loop, with one wake-up of the loop for all posts that have gathered."""
-
-    def __init__(self, loop: asyncio.AbstractEventLoop) -> None:
-        self._loop = loop
-        self._posts: deque[tuple[Callable[..., object], tuple[Any, ...]]] = deque()
-        self._wake_up_sent = False
-
-    def post(self, function: Callable[..., object], *arguments: Any) -> None:
-        """Call `function` on the loop, after all earlier posts. May be called from any thread."""
-        self._posts.append((function, arguments))
-        # `_empty` clears the flag before it takes the first post, so a thread that sees it set has appended in time.
-        if not self._wake_up_sent:
-            self._wake_up_sent = True
-            try:
-                self._loop.call_soon_threadsafe(self._empty)
-            except RuntimeError:
-                # The loop is closed. The guard notices that it does not tick, and ends the session.
-                self._posts.clear()
-
-    def _empty(self) -> None:
-        self._wake_up_sent = False
-        for _ in range(_DELIVERIES_PER_TURN):
-            if not self._posts:
-                return
-            function, arguments = self._posts.popleft()
-            function(*arguments)
-        if self._posts and not self._wake_up_sent:
-            self._wake_up_sent = True
-            self._loop.call_soon(self._empty)
-
-
 class _Call:
     """A call in flight, in place of kazoo's AsyncResult. Every thread finishes it through the inbox."""
 
     future: asyncio.Future[Any]
 
-    def __init__(self, inbox: _Inbox, finish: Callable[[_Call, Any, Exception | None], None]) -> None:
+    def __init__(self, inbox: Inbox, finish: Callable[[_Call, Any, Exception | None], None]) -> None:
         self._inbox = inbox
         self._finish = finish
 
@@ -566,8 +556,16 @@ class _MultiRead:
 class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     """kazoo's environment without its worker threads. `session_over`: never connect again."""
 
-    def __init__(self, inbox: _Inbox, finish: Callable[[_Call, Any, Exception | None], None]) -> None:
+    def __init__(
+        self,
+        inbox: Inbox,
+        finish: Callable[[_Call, Any, Exception | None], None],
+        tls: TlsConnector | None,
+        answer_timeout_s: float,
+    ) -> None:
         super().__init__()
+        self._tls = tls
+        self._answer_timeout_s = answer_timeout_s
         self._inbox = inbox
         self._finish = finish
         self.session_over = False
@@ -588,61 +586,36 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None = None) -> Any:
         """Use poll: kazoo's own version creates an epoll for every message, which makes everything 1.5 times slower."""
         if len(readers) == 1 and not writers:  # not the main wait, which includes the wake-ups
-            timeout = _ANSWER_TIMEOUT_S if timeout is None else min(timeout, _ANSWER_TIMEOUT_S)
+            timeout = self._answer_timeout_s if timeout is None else min(timeout, self._answer_timeout_s)
+        ready: tuple[list[Any], list[Any], list[Any]] = (pending(readers) if self._tls is not None else [], [], [])
+        if ready[0]:
+            timeout = 0
         poller = select.poll()
         by_descriptor = {}
         for members, event in ((readers, select.POLLIN), (writers, select.POLLOUT)):
             for member in members:
                 poller.register(member, event)
                 by_descriptor[member.fileno()] = (member, members)
-        ready: tuple[list[Any], list[Any], list[Any]] = ([], [], [])
         for descriptor, _event in poller.poll(None if timeout is None else max(0.0, timeout * 1000)):
             member, members = by_descriptor[descriptor]
-            ready[0 if members is readers else 1].append(member)
+            found = ready[0 if members is readers else 1]
+            if member not in found:
+                found.append(member)
         return ready
 
-    def create_connection(self, *arguments: Any, **options: Any) -> socket.socket:
+    def create_connection(
+        self, address: tuple[str, int], hostname: str, timeout: float, **options: Any
+    ) -> socket.socket:
         if self.session_over:
             raise ConnectionAbortedError("the session is over")
-        connection: socket.socket = super().create_connection(*arguments, **options)
+        if self._tls is not None:
+            return self._tls.connect(address, hostname, timeout)
+        connection: socket.socket = super().create_connection(address, timeout=timeout)
         return connection
 
-    def create_socket_pair(self) -> tuple[_WakeUps, _WakeUps]:
-        wake_ups = _WakeUps()
+    def create_socket_pair(self) -> tuple[WakeUps, WakeUps]:
+        wake_ups = WakeUps()
         return wake_ups, wake_ups
-
-
-class _WakeUps:
-    """Both ends of the socket pair through which kazoo's callers wake its connection thread, with a byte per request.
-
-    Counts the bytes, and keeps one byte in a real socket while the count is above zero, so that `send` never blocks.
-    """
-
-    def __init__(self) -> None:
-        self._reader, self._writer = socket.socketpair()
-        self._lock = threading.Lock()
-        self._count = 0
-
-    def fileno(self) -> int:
-        return self._reader.fileno()
-
-    def send(self, data: bytes) -> int:
-        with self._lock:
-            if self._count == 0:
-                self._writer.send(b"\0")
-            self._count += 1
-        return len(data)
-
-    def recv(self, _size: int) -> bytes:
-        with self._lock:
-            if self._count == 1:
-                self._reader.recv(1)
-            self._count = max(0, self._count - 1)
-        return b"\0"
-
-    def close(self) -> None:
-        self._reader.close()
-        self._writer.close()
 
 
 def _stat(stat: Any) -> Stat:

@@ -84,6 +84,21 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     zookeeper_set_root_acl: bool = False
     """Whether all other nodes of the ensemble are protected as well, `/` included (not in Kafka). Only for a ZooKeeper
     that serves this cluster alone: nobody else can create nodes in it afterwards."""
+    zookeeper_ssl_client_enable: bool = False
+    """Whether the broker connects to ZooKeeper by TLS, at its `secureClientPort`. See [ZooKeeper](zookeeper.md)."""
+    zookeeper_ssl_keystore_type: StoreType = "PEM"
+    """The format of the certificate and key for ZooKeeper."""
+    zookeeper_ssl_keystore_location: str | None = None
+    """A PEM file with the private key and the chain of certificates that the broker shows to ZooKeeper. It is read
+    again for each connection."""
+    zookeeper_ssl_keystore_password: str | None = None
+    """The password of this private key, if it is encrypted."""
+    zookeeper_ssl_truststore_type: StoreType = "PEM"
+    """The format of the certificates that are trusted for ZooKeeper."""
+    zookeeper_ssl_truststore_location: str | None = None
+    """A PEM file with the authorities that sign ZooKeeper's certificates. Unset: those of the operating system."""
+    zookeeper_ssl_endpoint_identification_algorithm: HostCheck = "https"
+    """`https`: ZooKeeper's certificate must have the host name that `zookeeper.connect` has. Empty: any name."""
     zookeeper_session_timeout_ms: Annotated[int, Meta(ge=500, le=300_000)] = 6_000
     """Time after which ZooKeeper considers a silent broker dead."""
     zookeeper_connection_timeout_ms: Milliseconds = 18_000

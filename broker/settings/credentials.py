@@ -1,11 +1,23 @@
-"""Reads the credentials that the settings name: the brokers' shared secret and their digest for ZooKeeper."""
+"""Reads the credentials that the settings name: the brokers' shared secret, their digest for ZooKeeper, and the
+certificates of their TLS connections to it."""
 
+import logging
 import os
 
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol.connections.broker_proof import LEAST_SECRET_BYTES
+from minibroker.protocol.connections.tls import UnusableCredentials
+from minibroker.protocol.connections.zookeeper_tls import (
+    ENABLE,
+    KEYSTORE,
+    TRUSTSTORE,
+    RenewedContext,
+    ZooKeeperTls,
+)
 from minibroker.protocol.world import Disk
+
+_logger = logging.getLogger("minibroker.zookeeper")
 
 
 def broker_secret(config: BrokerConfig, disk: Disk) -> bytes | None:
@@ -54,3 +66,20 @@ def zookeeper_digest(config: BrokerConfig, disk: Disk) -> str | None:
             f"`echo minibroker:$(openssl rand -hex 16) > {path}` makes one"
         )
     return f"{name}:{password}"
+
+
+def zookeeper_tls(config: BrokerConfig) -> RenewedContext | None:
+    """Return the TLS of connections to ZooKeeper, or None. Raises InvalidConfig, which shows no secret."""
+    keystore, truststore = config.zookeeper_ssl_keystore_location, config.zookeeper_ssl_truststore_location
+    if not config.zookeeper_ssl_client_enable:
+        for name, path in ((KEYSTORE, keystore), (TRUSTSTORE, truststore)):
+            if path is not None:
+                _logger.warning(
+                    "%s=%s has no effect: connections to ZooKeeper are encrypted only if %s=true", name, path, ENABLE
+                )
+        return None
+    checks_host = config.zookeeper_ssl_endpoint_identification_algorithm == "https"
+    try:
+        return RenewedContext(ZooKeeperTls(keystore, config.zookeeper_ssl_keystore_password, truststore, checks_host))
+    except UnusableCredentials as error:
+        raise InvalidConfig(str(error)) from error

@@ -116,7 +116,7 @@ class LocalCluster:
         cluster = self.file()
         states = {entry.id: state_of(entry.process) for entry in cluster.brokers}
         if cluster.zookeeper.port is None:
-            answers = zookeeper.is_any_serving(cluster.zookeeper.connect)
+            answers = zookeeper.is_any_serving(cluster.zookeeper.connect, zookeeper.tls_of(cluster.settings))
             server = ProcessState.RUNNING if answers else ProcessState.GONE
         else:
             server = self.state_of(ZOOKEEPER)
@@ -207,7 +207,7 @@ class LocalCluster:
         cluster = msgspec.structs.replace(cluster, log_level=os.environ.get(LOG_LEVEL, ""))
         plan.check_ports(cluster.brokers, ports.is_free)
         if cluster.zookeeper.port is None:
-            zookeeper.check_servers(cluster.zookeeper.connect)
+            zookeeper.check_servers(cluster.zookeeper.connect, zookeeper.tls_of(cluster.settings))
         cluster_file.save(self.directory, cluster)
         try:
             self._make_secrets(cluster)

@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import os
 import socket
+import ssl
 import sys
 from collections.abc import Mapping
 from pathlib import Path
@@ -20,6 +21,8 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import OWNER_ONLY, Process, is_alive, spawn, wait_until
 from minibroker.deploy.local.zookeeper_jars import zookeeper_jars
+from minibroker.protocol.connections.tls import TlsFailed, UnusableCredentials, why_not_connected
+from minibroker.protocol.connections.zookeeper_tls import ENABLE, ZOOKEEPER, ZooKeeperTls
 from minibroker.protocol.errors import MinibrokerError
 
 DEFAULT_PORT = 2181
@@ -99,24 +102,39 @@ def wait_until_serving(process: Process, port: int, log: Path, timeout_s: float 
         raise LaunchError(f"ZooKeeper ended while it started on port {port}: see {log}")
 
 
-def is_serving(host: str, port: int, timeout_s: float = 2.0) -> bool:
-    """Return whether a ZooKeeper answers `srvr` there and accepts requests."""
-    answer = _ask_srvr(host, port, timeout_s)
+def tls_of(settings: Mapping[str, str]) -> ssl.SSLContext | None:
+    """Return how brokers with these settings connect to ZooKeeper; None without TLS. Raises LaunchError."""
+    tls = ZooKeeperTls.of(settings)
+    try:
+        return None if tls is None else tls.context()
+    except UnusableCredentials as error:
+        raise LaunchError(str(error)) from error
+
+
+def is_serving(host: str, port: int, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> bool:
+    """Return whether a ZooKeeper answers `srvr` there and accepts requests. Raises TlsFailed."""
+    answer = _ask_srvr(host, port, timeout_s, tls)
     # A server that does not allow the command names the whitelist; it counts as serving.
     return answer.startswith("Zookeeper version") or "not in the whitelist" in answer
 
 
-def check_servers(servers: str) -> None:
+def check_servers(servers: str, tls: ssl.SSLContext | None = None) -> None:
     """Raises LaunchError if no server of `HOST:PORT,HOST:PORT/chroot` answers, or if the text is malformed."""
-    if not is_any_serving(servers):
-        raise LaunchError(
-            f"no ZooKeeper answers at {servers}: start it, correct the address, or leave out --zookeeper to get one of "
-            "its own"
-        )
+    remedy = _why_silent(servers, tls)
+    if remedy is not None:
+        raise LaunchError(f"no ZooKeeper answers at {servers}: {remedy}")
 
 
-def is_any_serving(servers: str) -> bool:
+def is_any_serving(servers: str, tls: ssl.SSLContext | None = None) -> bool:
     """Return whether a server of `HOST:PORT,HOST:PORT/chroot` answers. Raises LaunchError if the text is malformed."""
+    return _why_silent(servers, tls) is None
+
+
+def _why_silent(servers: str, tls: ssl.SSLContext | None) -> str | None:
+    """Return None if a server answers, otherwise the remedy. Raises LaunchError if the text is malformed."""
+    remedy = "start it, correct the address, or leave out --zookeeper to get one of its own"
+    if tls is None:
+        remedy += f" (if it is a secureClientPort, give --override {ENABLE}=true)"
     addresses, _, _ = servers.partition("/")
     for address in addresses.split(","):
         host, colon, port = address.strip().rpartition(":")
@@ -124,21 +142,40 @@ def is_any_serving(servers: str) -> bool:
             raise LaunchError(
                 f"{address!r} is not the address of a ZooKeeper: HOST:PORT is expected, for instance 127.0.0.1:2181"
             )
-        if is_serving(host.removeprefix("[").removesuffix("]"), int(port)):
-            return True
-    return False
+        try:
+            if is_serving(host.removeprefix("[").removesuffix("]"), int(port), tls=tls):
+                return None
+        except TlsFailed as error:
+            remedy = str(error)
+    return remedy
 
 
-def _ask_srvr(host: str, port: int, timeout_s: float) -> str:
+def _ask_srvr(host: str, port: int, timeout_s: float, tls: ssl.SSLContext | None) -> str:
     answer = b""
     try:
-        with socket.create_connection((host, port), timeout_s) as connection:
+        with (
+            socket.create_connection((host, port), timeout_s) as below,
+            below if tls is None else _secured(below, tls, host, timeout_s) as connection,
+        ):
             connection.sendall(b"srvr")
             while len(answer) < 4_096 and (more := connection.recv(4_096)):
                 answer += more
+    except TlsFailed:
+        raise
+    except ssl.SSLError as error:  # TLS 1.3: the server refuses a certificate after the client's handshake
+        if not answer:
+            raise TlsFailed(why_not_connected(error, host, ZOOKEEPER)) from error
     except OSError:
         return ""
     return answer.decode("utf-8", "replace")
+
+
+def _secured(below: socket.socket, tls: ssl.SSLContext, host: str, timeout_s: float) -> ssl.SSLSocket:
+    """Raises TlsFailed."""
+    try:
+        return tls.wrap_socket(below, server_hostname=host)
+    except OSError as error:
+        raise TlsFailed(why_not_connected(error, host, ZOOKEEPER, timeout_s)) from error
 
 
 def _find_class_path(environment: Mapping[str, str]) -> list[Path]:

@@ -22,6 +22,7 @@ import urllib.error
 import urllib.request
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 
 from minibroker.deploy.errors import LaunchError
 
@@ -61,13 +62,14 @@ _TIMEOUT_S = 30.0
 _log = logging.getLogger(__name__)
 
 
-def zookeeper_jars(environment: Mapping[str, str]) -> list[Path]:
+def zookeeper_jars(environment: Mapping[str, str], also: Mapping[str, str] = MappingProxyType({})) -> list[Path]:
     """Return the jars of the class path, and download those that the cache lacks or has damaged.
 
-    The cache is below XDG_CACHE_HOME, by default `~/.cache`. Raises LaunchError if a jar cannot be downloaded or kept.
+    `also`: more jars, by their paths in the repository, with their SHA-256. The cache is below XDG_CACHE_HOME, by
+    default `~/.cache`. Raises LaunchError if a jar cannot be downloaded or kept.
     """
     cache = Path(environment.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "minibroker" / f"zookeeper-{VERSION}"
-    jars = {cache / path.rpartition("/")[2]: (path, sha256) for path, sha256 in _SHA256_OF_JARS.items()}
+    jars = {cache / path.rpartition("/")[2]: (path, sha256) for path, sha256 in {**_SHA256_OF_JARS, **also}.items()}
     missing = {jar: source for jar, source in jars.items() if not _is_intact(jar, source[1])}
     if missing:
         repository = (environment.get(MIRROR) or MAVEN_CENTRAL).rstrip("/")

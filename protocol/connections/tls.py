@@ -238,39 +238,60 @@ def why_not_accepted(error: OSError) -> str:
     return "it closed the connection in the TLS handshake; perhaps it does not trust this broker's certificate"
 
 
-def why_not_connected(error: OSError, host: str) -> str:
-    """Return why a handshake with a broker failed, for the user of a client."""
+class Peer(NamedTuple):
+    """The other side in the errors of a handshake, and the remedies that they give."""
+
+    name: str
+    trust: str
+    """Trust its authority."""
+    any_name: str
+    """Accept any name in its certificate."""
+    plaintext: str
+    """It may not speak TLS."""
+    certificate: str
+    """It may require a certificate."""
+
+
+BROKER = Peer(
+    name="the broker",
+    trust="give the authority's certificate as ssl_cafile (ssl.truststore.location)",
+    any_name="ssl_check_hostname=False (ssl.endpoint.identification.algorithm=)",
+    plaintext=(
+        "if that listener is PLAINTEXT, leave security_protocol (security.protocol) away, or use the port of a "
+        "listener that is SSL"
+    ),
+    certificate="with ssl.client.auth=required, give ssl_certfile and ssl_keyfile",
+)
+
+
+def why_not_connected(error: OSError, host: str, peer: Peer = BROKER, timeout_s: float = HANDSHAKE_TIMEOUT_S) -> str:
+    """Return why a handshake with a server failed, for the user of its client."""
     if isinstance(error, ssl.SSLCertVerificationError):
         if error.verify_code in _UNTRUSTED:
             return (
-                f"the broker's certificate is not signed by a trusted authority ({error.verify_message}): give the "
-                f"authority's certificate as ssl_cafile (ssl.truststore.location)"
+                f"{peer.name}'s certificate is not signed by a trusted authority ({error.verify_message}): {peer.trust}"
             )
         if error.verify_code in _WRONG_HOST:
             return (
-                f"the broker's certificate is not for {host!r} ({error.verify_message}): connect by a name that it "
-                f"has, or add the name to it (subjectAltName); ssl_check_hostname=False "
-                f"(ssl.endpoint.identification.algorithm=) does not check names"
+                f"{peer.name}'s certificate is not for {host!r} ({error.verify_message}): connect by a name that it "
+                f"has, or add the name to it (subjectAltName); {peer.any_name} does not check names"
             )
         if error.verify_code in _NOT_NOW:
-            return f"the broker's certificate is not valid now ({error.verify_message}): renew it, or correct the clock"
-        return f"the broker's certificate is not accepted: {error.verify_message}"
-    if isinstance(error, ssl.SSLError):
+            return (
+                f"{peer.name}'s certificate is not valid now ({error.verify_message}): renew it, or correct the clock"
+            )
+        return f"{peer.name}'s certificate is not accepted: {error.verify_message}"
+    if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
         reason = error.reason or ""
         if reason in _NOT_TLS:
-            return f"it does not answer with TLS: {_PERHAPS_PLAINTEXT}"
+            return f"it does not answer with TLS: {peer.plaintext}"
         if "ALERT" in reason:
-            return f"the broker refuses the TLS handshake ({reason.lower()}); its log says why"
+            why = f" ({peer.certificate})" if "CERTIFICATE" in reason else ""
+            return f"{peer.name} refuses the TLS handshake ({reason.lower()}); its log says why{why}"
         return f"the TLS handshake failed: {error.reason or error}"
-    if isinstance(error, ConnectionAbortedError):
-        return f"the TLS handshake was not complete after {HANDSHAKE_TIMEOUT_S:g} s"
+    if isinstance(error, ConnectionAbortedError | TimeoutError):
+        return f"the TLS handshake was not complete after {timeout_s:g} s"
     return (
-        f"it closed the connection in the TLS handshake: {_PERHAPS_PLAINTEXT}; otherwise the broker's log says why "
-        f"(with ssl.client.auth=required, give ssl_certfile and ssl_keyfile)"
+        f"it closed the connection in the TLS handshake: {peer.plaintext}; otherwise its log says why "
+        f"({peer.certificate})"
     )
-
-
-_PERHAPS_PLAINTEXT = (
-    "if that listener is PLAINTEXT, leave security_protocol (security.protocol) away, or use the port of a listener "
-    "that is SSL"
-)

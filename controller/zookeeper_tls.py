@@ -1,0 +1,93 @@
+"""TLS under the connections of `zookeeper`, in place of kazoo's.
+
+kazoo gives the handshake a whole session timeout: one server that accepts connections and answers nothing would end the
+session. It also tries again silently, whatever has failed. Here a handshake has a time limit of its own, and the reason
+of a failure is logged once and kept for whoever waits for the session.
+
+Rejected: kazoo's `use_ssl` with its paths; a file that cannot be read ends kazoo's thread with a traceback.
+"""
+
+from __future__ import annotations
+
+import logging
+import socket
+import ssl
+from collections.abc import Callable
+from typing import Any
+
+from minibroker.protocol.connections.tls import Contexts, why_not_connected
+from minibroker.protocol.connections.zookeeper_tls import ZOOKEEPER
+
+_logger = logging.getLogger("minibroker.zookeeper")
+
+
+class TlsConnector:
+    """Opens connections. Its methods run on kazoo's thread."""
+
+    def __init__(self, contexts: Contexts, handshake_timeout_s: float) -> None:
+        self._contexts = contexts
+        self._timeout_s = handshake_timeout_s
+        self.failure: str | None = None
+        """Why the last handshake failed; None after a connection on which ZooKeeper has answered."""
+
+    def connect(self, address: tuple[str, int], host: str, timeout_s: float) -> ssl.SSLSocket:
+        """Raises OSError. `host` is the name in zookeeper.connect, which the certificate must have."""
+        below = socket.create_connection(address, timeout_s)
+        try:
+            below.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+            below.settimeout(self._timeout_s)
+            context = self._contexts()
+            context.sslsocket_class = _Socket
+            connection = context.wrap_socket(below, server_hostname=host)
+        except OSError as error:
+            below.close()
+            self._failed(address, why_not_connected(error, host, ZOOKEEPER, self._timeout_s))
+            raise
+        assert isinstance(connection, _Socket)
+        connection.on_first_answer = lambda error: self._first_answer(address, host, error)
+        return connection
+
+    def _first_answer(self, address: tuple[str, int], host: str, error: OSError | None) -> None:
+        # TLS 1.3: a server judges the client's certificate when the client's handshake is complete.
+        if error is None:
+            self.failure = None
+        elif isinstance(error, ssl.SSLError):
+            self._failed(address, why_not_connected(error, host, ZOOKEEPER))
+        else:
+            self._failed(
+                address, f"it closed the connection after the TLS handshake; its log says why ({ZOOKEEPER.certificate})"
+            )
+
+    def _failed(self, address: tuple[str, int], why: str) -> None:
+        if why != self.failure:
+            self.failure = why
+            _logger.warning("ZooKeeper at %s:%d cannot be used by TLS, trying again: %s", *address, why)
+
+
+class _Socket(ssl.SSLSocket):
+    """Reports the first answer, or the error in its place."""
+
+    on_first_answer: Callable[[OSError | None], None] | None = None
+
+    def recv(self, size: int = 1024, flags: int = 0) -> bytes:
+        if self.on_first_answer is None:
+            return super().recv(size, flags)
+        try:
+            data = super().recv(size, flags)
+        except (ssl.SSLWantReadError, ssl.SSLWantWriteError):
+            raise
+        except OSError as error:
+            self._report(error)
+            raise
+        self._report(None if data else ConnectionResetError())
+        return data
+
+    def _report(self, error: OSError | None) -> None:
+        report, self.on_first_answer = self.on_first_answer, None
+        assert report is not None
+        report(error)
+
+
+def pending(readers: list[Any]) -> list[Any]:
+    """Return the connections with decrypted bytes that poll does not see: several answers can share a TLS record."""
+    return [reader for reader in readers if isinstance(reader, ssl.SSLSocket) and reader.pending()]
