@@ -1,10 +1,9 @@
 """TLS under the connections of `zookeeper`, in place of kazoo's.
 
-kazoo gives the handshake a whole session timeout: one server that accepts connections and answers nothing would end the
-session. It also tries again silently, whatever has failed. Here a handshake has a time limit of its own, and the reason
-of a failure is logged once and kept for whoever waits for the session.
-
-Rejected: kazoo's `use_ssl` with its paths; a file that cannot be read ends kazoo's thread with a traceback.
+With `use_ssl`, kazoo gives the handshake a whole session timeout: one server that accepts connections and answers
+nothing would end the session. It retries silently and endlessly, whatever has failed, even if a file of a certificate
+cannot be read, and it waits for bytes that are decrypted already. Here a handshake has a time limit of its own, and the
+reason of a failure is logged once and kept for the caller that waits for the session.
 """
 
 from __future__ import annotations
