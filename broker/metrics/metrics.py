@@ -38,6 +38,7 @@ from prometheus_client.registry import Collector
 
 from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.groups.states import GroupState
+from minibroker.broker.metrics.connections import connection_metrics
 from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
@@ -239,7 +240,6 @@ PLANE_GAUGES = (
         "Connections not read from because the request queue is full",
         lambda plane: plane.channel.in_line,
     ),
-    _Field("server_socket_server_metrics_connection_count", "Open connections", lambda plane: plane.quotas.total),
     _Field(
         "server_kafkarequesthandlerpool_requesthandleravgidlepercent",
         "The fraction of its time since the start, 0 to 1, for which the average request handler was idle",
@@ -361,11 +361,10 @@ class BrokerMetrics(Collector):
         for names, connections in sorted(counts.client_software.connections.items()):
             software.add_metric(names, connections)
         yield software
+        yield from connection_metrics(server)
         totals: tuple[tuple[str, str, float], ...] = (
             ("connections_opened", "Connections accepted", counts.connections_opened),
             ("connections_refused", "Connections refused over a limit", counts.connections_refused),
-            ("connections_delayed", "Connections delayed over a rate", counts.connections_delayed),
-            ("connection_accept_throttle_seconds", "Delays of connections, summed up", counts.connections_delayed_s),
             ("handshakes_failed", "Connections whose TLS handshake failed", counts.handshakes_failed),
             ("connections_closed_for_bad_input", "Connections closed because of invalid input", counts.bad_input),
             ("connections_closed_idle", "Connections closed because they were idle", counts.idle_closed),

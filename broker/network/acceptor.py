@@ -9,7 +9,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Sequence
 
-from minibroker.broker.network.connection_rates import ConnectionRates
+from minibroker.broker.network.connection_rates import ConnectionRates, RateOf, Stage
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.processor import Processor
 from minibroker.broker.network.quotas import ConnectionQuotas
@@ -37,11 +37,8 @@ class Acceptor:
         clock: Callable[[], float],
         room: Callable[[], str | None],
         rates: ConnectionRates | None = None,
-        *,
-        is_protected: bool = False,
     ) -> None:
-        """`rates`: None for a listener without rates of new connections. `is_protected`: the broker's rate does not
-        apply, because brokers connect here and clients elsewhere.
+        """`rates`: None for a listener without rates of new connections.
 
         `room` returns why there is no room for another connection, regardless of the quotas, or None."""
         self.name = name
@@ -55,7 +52,7 @@ class Acceptor:
         self._clock = clock
         self._room = room
         self._rates = rates
-        self._is_protected = is_protected
+        self._counts = metrics.per_listener[name]
         self._delayed: dict[Incoming, asyncio.TimerHandle] = {}
         self._next_processor = 0
         self._handing_over: set[asyncio.Task[None]] = set()
@@ -101,49 +98,37 @@ class Acceptor:
         await asyncio.gather(*self._handing_over, return_exceptions=True)
 
     def _on_connection(self, incoming: Incoming) -> None:
-        now = self._clock()
         address = incoming.peer.rpartition(":")[0]
-        if self._rates is None:
-            self._open(incoming, address, now)
-            return
-        delay_s = self._rates.address_delay_s(address.strip("[]"), now)
-        if delay_s == 0.0:
-            self._count_for_broker(incoming, address, now)
-        else:
-            self._delay(incoming, address, now, delay_s, self._count_for_broker)
+        stages = [] if self._rates is None else self._rates.stages(address.strip("[]"), self.name)
+        self._wait_for_turns(incoming, address, stages)
 
-    def _count_for_broker(self, incoming: Incoming, address: str, now: float) -> None:
-        delay_s = 0.0 if self._rates is None or self._is_protected else self._rates.broker_delay_s(now)
-        if delay_s == 0.0:
-            self._open(incoming, address, now)
-        else:
-            self._delay(incoming, address, now, delay_s, self._open)
+    def _wait_for_turns(self, incoming: Incoming, address: str, stages: Sequence[Stage]) -> None:
+        """Open the connection when it has had its turn at each rate."""
+        now = self._clock()
+        for position, stage in enumerate(stages, 1):
+            assert self._rates is not None
+            delay_s = self._rates.delay_s(stage, now)
+            if delay_s is None:
+                self._refuse(incoming, self._rates.why_refused(stage), now)
+                return
+            if delay_s > 0.0:
+                self._delay(incoming, address, now, delay_s, stage, stages[position:])
+                return
+        self._open(incoming, address, now)
 
     def _delay(
-        self,
-        incoming: Incoming,
-        address: str,
-        now: float,
-        delay_s: float | None,
-        then: Callable[[Incoming, str, float], None],
+        self, incoming: Incoming, address: str, now: float, delay_s: float, stage: Stage, then: Sequence[Stage]
     ) -> None:
-        """Go on with the connection after this time. None: refuse it."""
         assert self._rates is not None
-        is_of_address = then == self._count_for_broker
-        if delay_s is None:
-            self._refuse(incoming, self._rates.why_refused(address.strip("[]"), is_of_address=is_of_address), now)
-            return
         full = f"{MOST_DELAYED} connections are delayed" if len(self._delayed) >= MOST_DELAYED else self._room()
         if full is not None:
-            why = self._rates.why_refused(address.strip("[]"), is_of_address=is_of_address)
-            self._refuse(incoming, f"{why}, and {full}", now)
+            self._refuse(incoming, f"{self._rates.why_refused(stage)}, and {full}", now)
             return
-        self._metrics.connections_delayed += 1
-        self._metrics.connections_delayed_s += delay_s
+        (self._counts.address_delays if stage.of is RateOf.ADDRESS else self._counts.delays).add(delay_s)
 
         def its_turn() -> None:
             del self._delayed[incoming]
-            then(incoming, address, self._clock())
+            self._wait_for_turns(incoming, address, then)
 
         self._delayed[incoming] = asyncio.get_running_loop().call_later(delay_s, its_turn)
 
@@ -153,12 +138,13 @@ class Acceptor:
         self._refusals.log(incoming.peer, reason, now)
 
     def _open(self, incoming: Incoming, address: str, now: float) -> None:
-        refusal = self._quotas.try_open(address, now, self._room())
+        refusal = self._quotas.try_open(address, self.name, now, self._room())
         if refusal is not None:
-            if self._rates is not None and not self._is_protected:
-                self._rates.give_back(now)
+            if self._rates is not None:
+                self._rates.give_back(self.name, now)
             self._refuse(incoming, refusal, now)
             return
+        self._counts.accepted += 1
         processor = self.processors[self._next_processor]
         self._next_processor = (self._next_processor + 1) % len(self.processors)
         task = asyncio.get_running_loop().create_task(
@@ -168,7 +154,7 @@ class Acceptor:
         task.add_done_callback(self._handing_over.discard)
 
     async def _hand_over(self, incoming: Incoming, address: str, processor: Processor) -> None:
-        entering = _Entering(address, asyncio.current_task())
+        entering = _Entering(address, self.name, asyncio.current_task())
         self._quotas.joined(entering)
         try:
             await processor.adopt(incoming, self._quotas, entering)
@@ -186,8 +172,9 @@ class _Entering:
 
     idle_since = None
 
-    def __init__(self, address: str, handing_over: asyncio.Task[None] | None) -> None:
+    def __init__(self, address: str, listener: str, handing_over: asyncio.Task[None] | None) -> None:
         self.address = address
+        self.listener = listener
         self._handing_over = handing_over
 
     def give_way(self, reason: str) -> None:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+
 from minibroker.protocol.apis import APIS
 
 MAX_SOFTWARE = 100
@@ -71,17 +73,43 @@ class ClientSoftware:
                 del self.connections[software]
 
 
+class Delays:
+    """Connections that came too fast, and the sum of their delays."""
+
+    __slots__ = ("count", "sum_s")
+
+    def __init__(self) -> None:
+        self.count = 0
+        self.sum_s = 0.0
+
+    def add(self, delay_s: float) -> None:
+        self.count += 1
+        self.sum_s += delay_s
+
+
+class ListenerMetrics:
+    """New connections of a listener (Kafka's ConnectionQuotas)."""
+
+    __slots__ = ("accepted", "address_delays", "delays")
+
+    def __init__(self) -> None:
+        self.accepted = 0
+        """Connections that had their turn and a place."""
+        self.delays = Delays()
+        """Over the rate of the listener or of the broker."""
+        self.address_delays = Delays()
+        """Over the rate of an address."""
+
+
 class NetworkMetrics:
     def __init__(self) -> None:
+        self.per_listener: dict[str, ListenerMetrics] = defaultdict(ListenerMetrics)
         self.client_software = ClientSoftware()
         self.per_api = {key: ApiMetrics(api.name) for key, api in APIS.items()}
         """By API key."""
         self.connections_opened = 0
         self.connections_refused = 0
         """Connections refused because of a limit."""
-        self.connections_delayed = 0
-        self.connections_delayed_s = 0.0
-        """Connections that came too fast, and the sum of their delays."""
         self.handshakes_failed = 0
         self.successful_authentications = 0
         self.failed_authentications = 0

@@ -18,6 +18,7 @@ from typing import NamedTuple, Protocol
 from minibroker.broker.network.acceptor import Acceptor
 from minibroker.broker.network.connection_rates import ConnectionRates
 from minibroker.broker.network.handler_pool import RequestHandler, RequestHandlerPool
+from minibroker.broker.network.host_limits import HostLimits
 from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.processor import PrincipalOf, Processor, ServerConnection
@@ -96,12 +97,17 @@ class SocketServer:
             plane: PlaneParts(
                 channel,
                 RequestHandlerPool(f"{plane.value}-plane", handlers, channel, handler, self.metrics, clock, self.large),
-                ConnectionQuotas(settings.max_connections, settings.max_connections_per_ip),
+                ConnectionQuotas(settings),
             )
             for plane, channel, handlers in ((Plane.CONTROL, control, 1), (Plane.DATA, data, settings.num_io_threads))
         }
-        self._rates = ConnectionRates(settings.max_connection_creation_rate)
+        self._rates = ConnectionRates(
+            settings.max_connection_creation_rate,
+            settings.max_connection_creation_rate_of_listeners,
+            settings.protected_listener,
+        )
         """Of the data plane. The control plane has none, so that clients cannot delay the controller."""
+        self._host_limits = HostLimits(world.network, self._limit_addresses)
         self._acceptors: list[Acceptor] = []
         self._data_acceptors: list[Acceptor] = []
 
@@ -118,8 +124,11 @@ class SocketServer:
         open."""
         self._settings = settings
         for parts in self.planes.values():
-            parts.quotas.configure(settings.max_connections, settings.max_connections_per_ip)
-        self._rates.configure(settings.max_connection_creation_rate, self._clock())
+            parts.quotas.configure(settings)
+        self._host_limits.configure(settings.max_connections_per_ip_overrides)
+        self._rates.configure(
+            settings.max_connection_creation_rate, settings.max_connection_creation_rate_of_listeners, self._clock()
+        )
         self.planes[Plane.DATA].pool.resize(settings.num_io_threads)
         for acceptor in self._data_acceptors:
             acceptor.resize(settings.num_network_threads, partial(self._processor, acceptor.name, Plane.DATA))
@@ -127,10 +136,12 @@ class SocketServer:
     async def bind(self, listeners: Sequence[tuple[str, str, int, Plane]]) -> dict[str, int]:
         """Bind each (name, host, port, plane) and return the port of each name. An empty host means all addresses; port
         0 takes a free port. Raises NetworkError naming the address and the remedy; then none is bound."""
+        self._host_limits.configure(self._settings.max_connections_per_ip_overrides)
         try:
             for name, host, port, plane in listeners:
                 await self._bind(name, host, port, plane)
         except BaseException:
+            await self._host_limits.close()
             for acceptor in self._acceptors:
                 await acceptor.close()
             self._acceptors.clear()
@@ -148,6 +159,7 @@ class SocketServer:
     async def close(self, grace_s: float = 5.0) -> None:
         """Stop accepting and reading. Let queued requests be handled for up to `grace_s`, then cancel them, and close
         all connections. Returns when every task has ended and every connection is closed."""
+        await self._host_limits.close()
         for acceptor in self._acceptors:
             await acceptor.close()
         self.unsent.close()
@@ -175,7 +187,6 @@ class SocketServer:
             self._clock,
             lambda: self._room(plane),
             self._rates if plane is Plane.DATA else None,
-            is_protected=name == self._settings.protected_listener,
         )
         self._acceptors.append(acceptor)
         if plane is Plane.DATA:
@@ -197,9 +208,20 @@ class SocketServer:
             processor.unsent = self.unsent
         return processor
 
+    def open_connections(self) -> dict[str, int]:
+        """Return how many connections each listener has."""
+        return {
+            acceptor.name: sum(len(each.connections) for each in acceptor.all_processors)
+            for acceptor in self._acceptors
+        }
+
     def _data_connections(self) -> list[ServerConnection]:
         processors = (each for acceptor in self._data_acceptors for each in acceptor.all_processors)
         return [connection for processor in processors for connection in processor.connections]
+
+    def _limit_addresses(self, limits: Mapping[str, int]) -> None:
+        for parts in self.planes.values():
+            parts.quotas.override(limits)
 
     def _room(self, plane: Plane) -> str | None:
         _, used, limit = self._disk.descriptors()

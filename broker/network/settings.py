@@ -1,5 +1,7 @@
 """The limits of the network layer. Each has a finite default."""
 
+from collections.abc import Mapping
+
 import msgspec
 
 MEBIBYTE = 1024 * 1024
@@ -24,8 +26,13 @@ class NetworkSettings(msgspec.Struct, frozen=True, kw_only=True):
     max_connections_per_ip: int = 2_000
     max_connection_creation_rate: int = 1_000
     """New connections per second, and the maximum burst after a quiet second. Others are delayed."""
+    max_connections_of_listeners: Mapping[str, int] = {}
+    max_connection_creation_rate_of_listeners: Mapping[str, int] = {}
+    max_connections_per_ip_overrides: Mapping[str, int] = {}
+    """By address or host name."""
     protected_listener: str | None = None
-    """The listener to which that rate does not apply: that of the brokers, if clients have another one."""
+    """The listener to which `max_connections` and that rate do not apply: that of the brokers, if clients have another
+    one. It cannot be changed."""
 
     max_in_flight_requests_per_connection: int = 100
     """Requests of one connection that are being handled or await their answers (not in Kafka, which allows one)."""

@@ -131,6 +131,9 @@ class TlsNetwork:
         self._serving = serving
         self._connecting = connecting
 
+    async def addresses(self, host: str) -> list[str]:
+        return await self._network.addresses(host)
+
     async def listen(self, host: str, port: int) -> Listener:
         assert self._serving is not None
         return _TlsListener(await self._network.listen(host, port), self._serving)

@@ -74,6 +74,11 @@ class Network(Protocol):
         """Bind; port 0 selects a free one. Raises OSError, for example EADDRINUSE."""
         ...
 
+    async def addresses(self, host: str) -> list[str]:
+        """Return the IP addresses of a host name, one at least. Raises OSError. Bound its time with
+        `asyncio.timeout`."""
+        ...
+
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         """Connect. Raises OSError (refused, unreachable, unknown name). Bound its time with `asyncio.timeout`."""
         ...

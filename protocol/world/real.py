@@ -186,6 +186,9 @@ class RealNetwork:
             raise
         return RealListener(listening)
 
+    async def addresses(self, host: str) -> list[str]:
+        return [address for _, address in await self._names.resolve(host)]
+
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         connection = await _first_connected(_by_turns(await self._names.resolve(host)), port)
         try:

@@ -6,7 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
-from collections.abc import AsyncIterator, Callable, Coroutine
+from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
 
@@ -108,11 +108,17 @@ class Peer:
 
 @asynccontextmanager
 async def serving(
-    handler: RequestHandler, settings: NetworkSettings | None = None, *, host: str = "127.0.0.1"
+    handler: RequestHandler,
+    settings: NetworkSettings | None = None,
+    *,
+    host: str = "127.0.0.1",
+    data_listeners: Sequence[str] = ("DATA",),
 ) -> AsyncIterator[Serving]:
     world = RealWorld()
     server = SocketServer(world, settings or NetworkSettings(), handler)
-    ports = await server.bind([("DATA", host, 0, Plane.DATA), ("CONTROL", host, 0, Plane.CONTROL)])
+    ports = await server.bind(
+        [*((name, host, 0, Plane.DATA) for name in data_listeners), ("CONTROL", host, 0, Plane.CONTROL)]
+    )
     up = Serving(server, ports)
     server.start()
     try:
@@ -1051,7 +1057,7 @@ async def test_connections_over_the_rate_are_delayed_and_served_in_turn() -> Non
             peer.metadata(number)
             assert await peer.correlation_ids(1) == [number]
         assert asyncio.get_running_loop().time() - began > 0.9
-        assert up.server.metrics.connections_delayed == 3
+        assert up.server.metrics.per_listener["DATA"].delays.count == 3
         assert up.server.metrics.connections_refused == 0
 
 
@@ -1060,7 +1066,8 @@ async def test_an_address_over_its_rate_delays_neither_another_one_nor_the_contr
     async with serving(answer) as up:
         up.server.set_connection_rates({"127.0.0.1": 1, "127.0.0.2": 1_000})
         peers = [await up.connect() for _ in range(12)]
-        await until(lambda: up.server.metrics.connections_delayed + up.server.metrics.connections_refused >= 11)
+        delays = up.server.metrics.per_listener["DATA"].address_delays
+        await until(lambda: delays.count + up.server.metrics.connections_refused >= 11)
         assert up.server.metrics.connections_refused == 1
         began = asyncio.get_running_loop().time()
         other = await up.connect(source="127.0.0.2")
@@ -1070,6 +1077,95 @@ async def test_an_address_over_its_rate_delays_neither_another_one_nor_the_contr
         assert asyncio.get_running_loop().time() - began < 0.9
         peers[1].metadata(7)
         assert await peers[1].correlation_ids(1) == [7]
+
+
+TWO = ("BROKERS", "DATA")
+"""Listeners of data, of which the first is that of the brokers."""
+
+
+async def serves(up: Serving, listener: str, source: str | None = None) -> Peer | None:
+    """Return a new connection that was answered, or None if it was closed."""
+    peer = await up.connect(listener, source=source)
+    try:
+        peer.metadata(1)
+        assert await peer.correlation_ids(1) == [1]
+    except (asyncio.IncompleteReadError, ConnectionError):
+        return None
+    return peer
+
+
+@run_by("run")
+async def test_a_listener_has_a_limit_of_its_own_that_can_be_changed(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(quotas, "MIN_IDLE_S", 1_000.0)
+    settings = NetworkSettings(max_connections_of_listeners={"DATA": 2})
+    async with serving(answer, settings, data_listeners=TWO) as up:
+        assert [await serves(up, "DATA") is not None for _ in range(3)] == [True, True, False]
+        assert [await serves(up, "BROKERS") is not None for _ in range(3)] == [True] * 3
+        up.server.reconfigure(msgspec.structs.replace(settings, max_connections_of_listeners={"DATA": 3}))
+        assert [await serves(up, "DATA") is not None for _ in range(2)] == [True, False]
+        assert up.server.open_connections() == {"BROKERS": 3, "DATA": 3, "CONTROL": 0}
+        assert up.server.metrics.per_listener["BROKERS"].accepted == 3
+
+
+@run_by("run")
+async def test_a_listener_has_a_rate_of_its_own_that_delays_no_other_listener() -> None:
+    settings = NetworkSettings(max_connection_creation_rate_of_listeners={"DATA": 2})
+    async with serving(answer, settings, data_listeners=TWO) as up:
+        now = asyncio.get_running_loop().time
+        began = now()
+        slow = [await up.connect("DATA") for _ in range(4)]
+        for _ in range(10):
+            assert await serves(up, "BROKERS")
+        assert now() - began < 0.9
+        for peer in slow:
+            peer.metadata(1)
+            assert await peer.correlation_ids(1) == [1]
+        assert now() - began > 0.9
+        counts = up.server.metrics.per_listener
+        assert (counts["DATA"].delays.count, counts["DATA"].address_delays.count) == (2, 0)
+        assert counts["DATA"].delays.sum_s > 1.3
+        assert counts["BROKERS"].delays.count == 0
+
+
+@run_by("run")
+async def test_the_listener_of_the_brokers_is_served_although_clients_have_all_connections_and_use_up_the_rate(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(quotas, "MIN_IDLE_S", 1_000.0)
+    settings = NetworkSettings(max_connections=3, max_connection_creation_rate=3, protected_listener="BROKERS")
+    async with serving(answer, settings, data_listeners=TWO) as up:
+        began = asyncio.get_running_loop().time()
+        clients = [await serves(up, "DATA") for _ in range(3)]
+        brokers = [await serves(up, "BROKERS") for _ in range(4)]
+        assert None not in brokers
+        assert asyncio.get_running_loop().time() - began < 0.9
+        for client in clients:
+            assert client is not None
+            assert await client.closed() == b""
+        assert await serves(up, "DATA") is None
+        for broker in brokers:
+            assert broker is not None
+            broker.metadata(2)
+            assert await broker.correlation_ids(1) == [2]
+
+
+@run_by("run")
+async def test_a_host_has_a_limit_of_its_own_by_address_or_name(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    monkeypatch.setattr(quotas, "MIN_IDLE_S", 1_000.0)
+    limits = {"localhost": 2, "127.0.0.3": 1, "no-such-host.invalid": 1}
+    settings = NetworkSettings(max_connections_per_ip=3, max_connections_per_ip_overrides=limits)
+    async with serving(answer, settings) as up:
+        of_plane = up.server.planes[Plane.DATA].quotas
+        await until(lambda: "127.0.0.1" in of_plane._overrides)
+        assert [await serves(up, "DATA") is not None for _ in range(3)] == [True, True, False]
+        for source, limit in (("127.0.0.2", 3), ("127.0.0.3", 1)):
+            served = [await serves(up, "DATA", source) is not None for _ in range(limit + 1)]
+            assert served == [True] * limit + [False]
+        await until(lambda: any("no-such-host.invalid, which is not known" in line for line in network_lines(caplog)))
+        up.server.reconfigure(msgspec.structs.replace(settings, max_connections_per_ip_overrides={}))
+        assert await serves(up, "DATA")
 
 
 @run_by("run")

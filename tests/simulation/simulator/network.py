@@ -406,6 +406,11 @@ class ProcessNetwork:
         self._listeners[listener] = None
         return listener
 
+    async def addresses(self, host: str) -> list[str]:
+        """Raises gaierror."""
+        self._process.check()
+        return [self._network.resolve(host, self._process)[1]]
+
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         """Raises OSError: ConnectionRefusedError, gaierror, EHOSTUNREACH, TimeoutError."""
         self._process.check()

@@ -184,10 +184,10 @@ class Cluster:
         self.wrong: list[str] = []
         self.answers_in_handler = answers_in_handler
         self.peers: dict[str, Peer] = {}
-        quotas = ConnectionQuotas(CONNECTIONS, CONNECTIONS)
+        quotas = ConnectionQuotas(limits)
         for name in range(CONNECTIONS):
-            assert quotas.try_open("", 0.0) is None
-            entering = _Entering("", None)
+            assert quotas.try_open("", "DATA", 0.0) is None
+            entering = _Entering("", "DATA", None)
             quotas.joined(entering)
             stream = b"".join(
                 apis.encode_request(apis.METADATA, number, None, m.MetadataRequest(["t" * ((number * 7 + name) % 60)]))
