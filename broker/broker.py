@@ -49,7 +49,14 @@ from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.certificates import Certificates
 from minibroker.broker.settings.credentials import broker_secret
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
-from minibroker.broker.settings.parsing import METRICS, topic_config_problem
+from minibroker.broker.settings.parsing import (
+    CREATION_RATE,
+    MAX_CONNECTIONS,
+    METRICS,
+    host_limits,
+    listener_limits,
+    topic_config_problem,
+)
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.storage.manager import LogManager
@@ -673,6 +680,9 @@ def _network_settings(config: BrokerConfig) -> NetworkSettings:
         max_connections=config.max_connections,
         max_connections_per_ip=config.max_connections_per_ip,
         max_connection_creation_rate=config.max_connection_creation_rate,
+        max_connections_of_listeners=listener_limits(config, MAX_CONNECTIONS),
+        max_connection_creation_rate_of_listeners=listener_limits(config, CREATION_RATE),
+        max_connections_per_ip_overrides=host_limits(config),
         protected_listener=config.inter_broker_listener if len(config.security_protocols()) > 2 else None,
         connections_max_idle_ms=config.connections_max_idle_ms,
     )

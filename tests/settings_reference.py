@@ -67,10 +67,11 @@ _AT_RUN_TIME = (
         "dynamic: tasks of the data plane; existing connections keep their processor",
     ),
     (
-        "`max.connections`, `max.connections.per.ip`, `max.connection.creation.rate`",
+        "`max.connections`, `max.connections.per.ip`, `max.connections.per.ip.overrides`, "
+        "`max.connection.creation.rate`, and those of a listener: `listener.name.NAME.max.connections`, "
+        "`listener.name.NAME.max.connection.creation.rate`",
         "dynamic; open connections stay open",
     ),
-    ("`max.connections.per.ip.overrides`", "without effect: a limit applies to a plane"),
     (
         "`background.threads`, `num.replica.fetchers`, `num.recovery.threads.per.data.dir`",
         "without effect: there are no such threads",
@@ -86,7 +87,7 @@ _AT_RUN_TIME = (
         "`listener.security.protocol.map`, `ssl.*`",
         "read-only; a renewed certificate is used when its file changes ([Security](security.md))",
     ),
-    ("`listener.name.NAME.*`", "read-only, as the same settings without the prefix"),
+    ("other `listener.name.NAME.*`", "read-only, as the same settings without the prefix"),
     (
         "`sasl.enabled.mechanisms`, `sasl.oauthbearer.*` (those below), `plain.sasl.jaas.config`",
         "read-only; names that end in `jaas.config`, `password` or `secret` are never stored in ZooKeeper",

@@ -33,6 +33,7 @@ from minibroker.broker.settings.types import (
     FormatVersion,
     GzipLevel,
     HostCheck,
+    HostLimits,
     InvalidConfig,
     Limit,
     Lz4Level,
@@ -177,8 +178,9 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     connection_failed_authentication_delay_ms: Annotated[int, Meta(ge=0, le=60_000)] = 100
     """Time after which a failed authentication by SASL is answered."""
     listener_name: Annotated[dict[str, str], Meta(description="a setting of one listener")] = {}
-    """`listener.name.NAME.ssl...` is a setting of one listener (also `...sasl...`, `...plain.sasl.jaas.config` and
-    `...connections.max.reauth.ms`), whose name is written in lower case, in place of that
+    """`listener.name.NAME.ssl...` is a setting of one listener (also `...sasl...`, `...plain.sasl.jaas.config`,
+    `...connections.max.reauth.ms`, and dynamically `...max.connections` and `...max.connection.creation.rate`), whose
+    name is written in lower case, in place of that
     for all listeners: `listener.name.external.ssl.client.auth=required`."""
     broker_rack: str | None = None
     """The broker's rack, which clients receive with the metadata. If all brokers have one, the replicas of a new
@@ -227,12 +229,18 @@ class BrokerConfig(msgspec.Struct, frozen=True, kw_only=True, rename=kafka_name,
     max_connections: Count = 4_000
     """The maximum number of connections for each plane, without those of brokers. Beyond it, the connection that is
     idle longest gives way to the new one. It is reduced if the process may not open enough files (`ulimit
-    -Hn`), one in eight of which is reserved for log files."""
-    max_connections_per_ip: Count = 2_000
-    """The maximum number of connections from one address. Beyond it, its connection that is idle longest gives way."""
+    -Hn`), one in eight of which is reserved for log files. `listener.name.NAME.max.connections` limits one listener, in
+    addition. See [Quotas](quotas.md)."""
+    max_connections_per_ip: Annotated[int, Meta(ge=0, le=2**31 - 1)] = 2_000
+    """The maximum number of connections from one address. Beyond it, its connection that is idle longest gives way. 0:
+    only the addresses in `max.connections.per.ip.overrides` may connect, brokers included."""
+    max_connections_per_ip_overrides: HostLimits = ""
+    """The maximum number of connections from single addresses: `HOST:NUMBER,...`. A broker looks up a host name when it
+    starts or the setting changes."""
     max_connection_creation_rate: Count = 1_000
     """The maximum number of new connections per second. Further ones are delayed, and refused after 10 s of delay. It
-    does not apply to the control plane, nor to the brokers' listener if clients have another one."""
+    does not apply to the control plane, nor to the brokers' listener if clients have another one.
+    `listener.name.NAME.max.connection.creation.rate` is that of one listener, in addition."""
 
     num_partitions: Annotated[int, Meta(ge=1, le=10_000)] = 1
     """Partitions of a topic whose creator does not give a number."""

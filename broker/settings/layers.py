@@ -3,11 +3,9 @@
 from collections import defaultdict
 from collections.abc import Iterable, Mapping
 
-import msgspec
-
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.listeners import ADVERTISED_LISTENERS
-from minibroker.broker.settings.parsing import broker_config
+from minibroker.broker.settings.parsing import OF_LISTENER, broker_config, is_listener_limit
 from minibroker.broker.settings.schema import as_texts, known_names
 from minibroker.broker.settings.topic_config import SYNONYMS
 from minibroker.broker.settings.types import InvalidConfig
@@ -19,6 +17,7 @@ DYNAMIC = frozenset(SYNONYMS.values()) - {"log.durability", "log.message.format.
     "num.network.threads",
     "max.connections",
     "max.connections.per.ip",
+    "max.connections.per.ip.overrides",
     "max.connection.creation.rate",
     "background.threads",
     "num.replica.fetchers",
@@ -74,13 +73,17 @@ def not_stored_problem(names: Iterable[str]) -> str | None:
 def with_dynamic(static: BrokerConfig, *layers: Mapping[str, str]) -> BrokerConfig:
     """Return the settings of a broker: those it started with, overridden by the layers. Later layers override earlier
     ones. Raises InvalidConfig."""
-    values = as_texts(static)
+    values = as_texts(static) | {f"{OF_LISTENER}{name}": value for name, value in static.listener_name.items()}
     for layer in layers:
         problem = dynamic_problem(layer)
         if problem is not None:
             raise InvalidConfig(problem)
-        values |= {name: value for name, value in layer.items() if name in known_names(BrokerConfig)}
-    config = msgspec.structs.replace(broker_config(values), listener_name=static.listener_name)
+        values |= {
+            name: value
+            for name, value in layer.items()
+            if name in known_names(BrokerConfig) or is_listener_limit(static, name)
+        }
+    config = broker_config(values)
     if config.advertised_listeners != static.advertised_listeners:
         config.advertised_endpoints(defaultdict(int))
     return config

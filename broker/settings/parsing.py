@@ -22,6 +22,7 @@ from minibroker.broker.settings.schema import (
 )
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import SHORT_NUMBER, InvalidConfig, compaction_lags_problem
+from minibroker.protocol.credential_names import of_all_listeners
 from minibroker.protocol.model import WITHOUT_EFFECT
 from minibroker.protocol.records import MAX_BATCH_BYTES
 
@@ -140,20 +141,29 @@ _INTEGER = re.compile("-?[0-9]+")
 
 def broker_config(values: Mapping[str, str]) -> BrokerConfig:
     """Raises InvalidConfig."""
-    of_listeners = {name: value for name, value in values.items() if name.startswith(_OF_LISTENER)}
+    of_listeners = {name: value for name, value in values.items() if name.startswith(OF_LISTENER)}
     values = {name: value for name, value in values.items() if name not in of_listeners}
     config = _convert(_in_milliseconds(values), BrokerConfig, "broker")
+    if config.max_connections_per_ip == 0 and not config.max_connections_per_ip_overrides:
+        raise InvalidConfig(
+            "broker setting max.connections.per.ip=0: give 1 or more, or list the addresses that may connect in "
+            "max.connections.per.ip.overrides"
+        )
     if not of_listeners:
         return config
     config = msgspec.structs.replace(
-        config, listener_name={name.removeprefix(_OF_LISTENER): value for name, value in of_listeners.items()}
+        config, listener_name={name.removeprefix(OF_LISTENER): value for name, value in of_listeners.items()}
     )
     return _with_listener_settings_checked(config, of_listeners)
 
 
-_OF_LISTENER = "listener.name."
+OF_LISTENER = "listener.name."
 _PER_LISTENER = ("ssl.", "sasl.enabled.mechanisms", "sasl.oauthbearer.", "plain.sasl.", "connections.max.reauth.ms")
 """The beginnings of the settings that a single listener may have."""
+MAX_CONNECTIONS = "max.connections"
+CREATION_RATE = "max.connection.creation.rate"
+_LIMITS = (MAX_CONNECTIONS, CREATION_RATE)
+"""The settings that a single listener may have in addition to the same ones of the broker."""
 METRICS = "metrics"
 """Stands for the listener of metrics in the names of settings."""
 
@@ -166,8 +176,15 @@ def _with_listener_settings_checked(config: BrokerConfig, of_listeners: Mapping[
         own = config.of_listener(listener)
         known += len(own)
         listener_config(config, listener)
+        without_effect = {METRICS: _LIMITS, config.control_plane_listener_name: (CREATION_RATE,)}.get(listener, ())
+        for limit in without_effect:
+            if limit in own:
+                raise InvalidConfig(
+                    f"broker setting {OF_LISTENER}{listener.lower()}.{limit}: this listener has no such limit, because "
+                    f"it is not for clients; remove the setting"
+                )
     if known < len(of_listeners):
-        prefixes = tuple(f"{_OF_LISTENER}{listener.lower()}." for listener in listeners)
+        prefixes = tuple(f"{OF_LISTENER}{listener.lower()}." for listener in listeners)
         name = next(name for name in of_listeners if not name.startswith(prefixes))
         raise InvalidConfig(f"broker setting {name} is for no listener: begin its name with {' or '.join(prefixes)}")
     return config
@@ -179,12 +196,32 @@ def listener_config(config: BrokerConfig, listener: str) -> BrokerConfig:
     if not own:
         return config
     for name in own:
-        if not name.startswith(_PER_LISTENER):
+        if not name.startswith(_PER_LISTENER) and name not in _LIMITS:
             raise InvalidConfig(
-                f"broker setting {_OF_LISTENER}{listener.lower()}.{name} is not known: only "
-                f"{', '.join(_PER_LISTENER)} can be set for one listener"
+                f"broker setting {OF_LISTENER}{listener.lower()}.{name} is not known: only "
+                f"{', '.join((*_PER_LISTENER, *_LIMITS))} can be set for one listener"
             )
     return _convert({**as_texts(config), **own}, BrokerConfig, f"the listener {listener}'s")
+
+
+def listener_limits(config: BrokerConfig, limit: str) -> dict[str, int]:
+    """Return this limit by listener, of those that have it."""
+    owns = ((listener, config.of_listener(listener)) for listener in config.security_protocols())
+    return {listener: int(own[limit]) for listener, own in owns if limit in own}
+
+
+def is_listener_limit(config: BrokerConfig, name: str) -> bool:
+    """Return whether a name is that of a limit of one of the broker's listeners."""
+    bare = of_all_listeners(name)
+    return bare in _LIMITS and any(
+        name == f"{OF_LISTENER}{listener.lower()}.{bare}" for listener in config.security_protocols()
+    )
+
+
+def host_limits(config: BrokerConfig) -> dict[str, int]:
+    """Return `max.connections.per.ip.overrides` by host."""
+    entries = (entry.strip().rpartition(":") for entry in config.max_connections_per_ip_overrides.split(",") if entry)
+    return {host.strip("[]"): int(limit) for host, _, limit in entries}
 
 
 _LOWERED = {"message.max.bytes": MAX_BATCH_BYTES, "max.message.bytes": MAX_BATCH_BYTES}

@@ -56,6 +56,13 @@ CleanupPolicy = Annotated[
 ThrottledReplicas = Annotated[
     str, Meta(pattern=r"^(\*|([0-9]+:[0-9]+(,[0-9]+:[0-9]+)*)?)$", description="*, or PARTITION:BROKER,..., or nothing")
 ]
+HostLimits = Annotated[
+    str,
+    Meta(
+        pattern=r"^([\w.:%-]+|\[[\w.:%-]+\]):[0-9]{1,9}( *, *([\w.:%-]+|\[[\w.:%-]+\]):[0-9]{1,9})*$|^$",
+        description="HOST:NUMBER,..., or nothing",
+    ),
+]
 SecurityProtocol = Literal["PLAINTEXT", "SSL", "SASL_PLAINTEXT", "SASL_SSL"]
 MetricsProtocol = Literal["PLAINTEXT", "SSL"]
 StoreType = Literal["PEM"]

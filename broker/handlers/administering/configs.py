@@ -13,7 +13,7 @@ meant for its predecessor. A broker that is killed has either changed the settin
 import asyncio
 import re
 from collections import Counter
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 
 import msgspec
 
@@ -30,7 +30,12 @@ from minibroker.broker.settings.config_changes import (
 )
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.broker.settings.layers import DYNAMIC, with_dynamic
-from minibroker.broker.settings.parsing import from_earlier_release, topic_config_in_zookeeper
+from minibroker.broker.settings.parsing import (
+    OF_LISTENER,
+    from_earlier_release,
+    is_listener_limit,
+    topic_config_in_zookeeper,
+)
 from minibroker.broker.settings.schema import (
     as_texts,
     config_type,
@@ -41,7 +46,7 @@ from minibroker.broker.settings.schema import (
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol import znodes
-from minibroker.protocol.credential_names import SENSITIVE
+from minibroker.protocol.credential_names import SENSITIVE, of_all_listeners
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
     ANY_VERSION,
@@ -322,15 +327,16 @@ def _described(
             entry.read_only = entry.read_only or (is_internal and entry.name == CLEANUP_POLICY)
         entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
-        entries = [
-            _entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in sorted(known_names(BrokerConfig))
-        ]
-        entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_BROKER_CONFIG, given), *of_brokers])
+        limits = {name for _, values in of_brokers for name in values if is_listener_limit(configs.static, name)}
+        names = sorted(known_names(BrokerConfig) | limits)
+        entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in names]
+        entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_BROKER_CONFIG, given), *of_brokers], limits)
     else:
         layer = (ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, found.values)
-        known = [name for name in sorted(known_names(BrokerConfig)) if name in given or name in found.values]
+        limits = {name for name in (*given, *found.values) if is_listener_limit(configs.static, name)}
+        known = [n for n in sorted(known_names(BrokerConfig) | limits) if n in given or n in found.values]
         entries = [_entry(BrokerConfig, name, _synonyms(name, [layer])) for name in known]
-        entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, given), layer])
+        entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG, given), layer], limits)
     if asked.configuration_keys:  # no keys mean all settings, as in Kafka
         entries = [entry for entry in entries if entry.name in asked.configuration_keys]
     for entry in entries:
@@ -340,14 +346,16 @@ def _described(
             entry.synonyms = []
         if request.include_documentation and entry.documentation is None:
             schema = TopicConfig if asked.resource_type == ResourceType.TOPIC else BrokerConfig
-            entry.documentation = documentation(schema).get(entry.name)
+            entry.documentation = documentation(schema).get(of_all_listeners(entry.name))
     return entries
 
 
 def static_texts(config: BrokerConfig) -> dict[str, str]:
     """Return the settings that the broker was started with, as far as known: those that differ from their defaults."""
     defaults = default_texts(BrokerConfig)
-    return {name: value for name, value in as_texts(config).items() if defaults.get(name) != value}
+    of_listeners = {f"{OF_LISTENER}{name}": value for name, value in config.listener_name.items()}
+    limits = {name: value for name, value in of_listeners.items() if is_listener_limit(config, name)}
+    return limits | {name: value for name, value in as_texts(config).items() if defaults.get(name) != value}
 
 
 def _entries_of_topic(found: _StoredConfigs, of_brokers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
@@ -374,7 +382,8 @@ def _synonyms(name: str, layers: Sequence[Layer]) -> list[DescribeConfigsSynonym
 
 
 def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfigsSynonym]) -> DescribeConfigsEntry:
-    is_dynamic = name in DYNAMIC if schema is BrokerConfig else name != DURABILITY
+    bare = of_all_listeners(name)
+    is_dynamic = bare in DYNAMIC if schema is BrokerConfig else name != DURABILITY
     return DescribeConfigsEntry(
         name,
         synonyms[0].value if synonyms else default_texts(schema).get(name),
@@ -382,7 +391,7 @@ def _entry(schema: type[msgspec.Struct], name: str, synonyms: list[DescribeConfi
         synonyms[0].source if synonyms else ConfigSource.DEFAULT_CONFIG,
         name in SENSITIVE,
         synonyms,
-        config_type(schema, name),
+        config_type(schema, bare),
     )
 
 
@@ -395,13 +404,14 @@ def _unknown(
     return [DescribeConfigsEntry(name, None, False, source, True, [], ConfigType.UNKNOWN) for name in names]
 
 
-def _unknown_of_brokers(layers: Sequence[Layer]) -> list[DescribeConfigsEntry]:
-    """Describe the unknown names that tools may set, each at its first source."""
+def _unknown_of_brokers(layers: Sequence[Layer], limits: Collection[str]) -> list[DescribeConfigsEntry]:
+    """Describe the unknown names that tools may set, each at its first source. `limits` are known ones of listeners."""
     found: dict[str, DescribeConfigsEntry] = {}
     for source, values in layers:
         for entry in _unknown(BrokerConfig, values, source):
             entry.documentation = NOT_KNOWN_TO_BROKERS
-            found.setdefault(entry.name, entry)
+            if entry.name not in limits:
+                found.setdefault(entry.name, entry)
     return [found[name] for name in sorted(found)]
 
 

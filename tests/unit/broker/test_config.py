@@ -5,7 +5,16 @@ import pytest
 from minibroker.broker.settings.credentials import broker_secret, zookeeper_digest
 from minibroker.broker.settings.layers import with_dynamic
 from minibroker.broker.settings.listeners import parse_listeners
-from minibroker.broker.settings.parsing import broker_config, read_properties, topic_config, topic_config_problem
+from minibroker.broker.settings.parsing import (
+    CREATION_RATE,
+    MAX_CONNECTIONS,
+    broker_config,
+    host_limits,
+    listener_limits,
+    read_properties,
+    topic_config,
+    topic_config_problem,
+)
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.protocol.model import Endpoint
 from minibroker.protocol.records import MAX_BATCH_BYTES
@@ -31,6 +40,15 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
         ("min.insync.replicas", "many", "min.insync.replicas='many': give a whole number from 1"),
         ("metrics.listener", "9100", "metrics.listener='9100': give HOST:PORT, or nothing"),
         ("num.io.thread", "3", "num.io.thread"),
+        ("max.connections.per.ip.overrides", "a", "overrides='a': give HOST:NUMBER,..., or nothing"),
+        ("max.connections.per.ip.overrides", "a:1,", "give HOST:NUMBER,..., or nothing"),
+        ("max.connections.per.ip.overrides", "a:-1", "give HOST:NUMBER,..., or nothing"),
+        ("max.connections.per.ip", "0", r"list the addresses that may connect in max\.connections\.per\.ip\.overrides"),
+        ("listener.name.plaintext.max.connections", "0", "max.connections='0': give a whole number from 1"),
+        ("listener.name.plaintext.max.connections.per.ip", "5", "per.ip is not known: only .* can be set for one"),
+        ("listener.name.other.max.connections", "5", "is for no listener"),
+        ("listener.name.metrics.max.connections", "5", "this listener has no such limit"),
+        ("listener.name.controller.max.connection.creation.rate", "5", "this listener has no such limit"),
         ("message.max.bytes", "400000000", "message.max.bytes='400000000': give a whole number from 1 to 67108925"),
         ("replica.fetch.wait.max.ms", "60000", "replica.lag.time.max.ms"),
         ("log.dirs", "/a,,/b", "names no directory"),
@@ -43,6 +61,24 @@ def test_settings_have_kafkas_names_and_typed_values() -> None:
 def test_a_bad_setting_is_named_with_its_rule(name: str, value: str, said: str) -> None:
     with pytest.raises(InvalidConfig, match=said):
         broker_config({**REQUIRED, "broker.secret": "0123456789abcdef", name: value})
+
+
+def test_listeners_and_hosts_have_limits_of_their_own() -> None:
+    config = broker_config(
+        {
+            **REQUIRED,
+            "listeners": "PLAINTEXT://h:1,Clients://h:2",
+            "listener.name.clients.max.connections": " 7 ",
+            "listener.name.clients.max.connection.creation.rate": "8",
+            "listener.name.controller.max.connections": "9",
+            "max.connections.per.ip": "0",
+            "max.connections.per.ip.overrides": "server-1.example:10, 127.0.0.2:5,::1:4,[fe80::1]:3",
+        }
+    )
+    assert listener_limits(config, MAX_CONNECTIONS) == {"Clients": 7, "CONTROLLER": 9}
+    assert listener_limits(config, CREATION_RATE) == {"Clients": 8}
+    assert host_limits(config) == {"server-1.example": 10, "127.0.0.2": 5, "::1": 4, "fe80::1": 3}
+    assert host_limits(broker_config(REQUIRED)) == {}
 
 
 def test_a_missing_setting_is_named() -> None:

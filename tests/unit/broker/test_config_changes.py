@@ -165,6 +165,24 @@ def test_what_a_broker_does_not_know_is_taken_for_the_sake_of_tools_and_changes_
         altered_broker({}, [change("plugin.list", APPEND, "x")], STATIC, {})
 
 
+def test_the_limits_of_a_listener_can_be_changed_and_keep_its_other_settings() -> None:
+    limit, auth = "listener.name.plaintext.max.connections", "listener.name.plaintext.ssl.client.auth"
+    static = broker_config({**as_texts(STATIC), limit: "5", auth: "requested"})
+    values = altered_broker({}, [change(limit, SET, "6")], static, {limit: "7"})
+    assert values == {limit: "6"}
+    for layers, limited_to in ((({limit: "7"}, values), "6"), (({limit: "7"},), "7"), ((), "5")):
+        own = with_dynamic(static, *layers).of_listener("PLAINTEXT")
+        assert own == {"max.connections": limited_to, "ssl.client.auth": "requested"}
+    for name, value, said in (
+        (limit, "0", "give a whole number from 1"),
+        ("listener.name.controller.max.connection.creation.rate", "5", "has no such limit"),
+    ):
+        with pytest.raises(BrokerError, match=said):
+            altered_broker({}, [change(name, SET, value)], static, {})
+    of_another_broker = {"listener.name.elsewhere.max.connections": "5"}
+    assert with_dynamic(static, of_another_broker) == static
+
+
 @pytest.mark.parametrize("operation", [SET, APPEND])
 @pytest.mark.parametrize(
     ("name", "said"),

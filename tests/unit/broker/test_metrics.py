@@ -537,6 +537,40 @@ async def test_the_page_names_the_software_of_kafkas_clients_and_not_more_kinds_
 
 
 @run_by(on_virtual_loop)
+async def test_the_page_tells_the_connections_of_each_listener_and_the_delays_of_those_that_came_too_fast() -> None:
+    settings = {
+        "metrics.listener": f"0.0.0.0:{PORT}",
+        "listener.name.plaintext.max.connection.creation.rate": "2",
+        "connections.max.idle.ms": "1000",
+    }
+    cluster = VirtualCluster(Simulation(), 1, settings)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        prefix = "kafka_server_socket_server_metrics_"
+
+        async def measured(name: str, listener: str = "PLAINTEXT") -> float:
+            page = samples((await ask(world.network, "broker-0", GET)).body)
+            return page[f"{prefix}{name}", frozenset({("listener", listener)})]
+
+        before = await measured("connection_accept_total")
+        for _ in range(4):
+            connection = await kafka_connection.connect(world.network, "broker-0", DATA_PORT)
+            await connection.request(API_VERSIONS, 3, ApiVersionsRequest("librdkafka", "2"))
+        assert await measured("connection_accept_total") == before + 4
+        assert await measured("connection_accept_throttle_time_count") >= 2
+        assert 500 < await measured("connection_accept_throttle_time_sum") < 3_000
+        assert await measured("ip_connection_accept_throttle_time_count") == 0
+        assert await measured("connection_accept_throttle_time_count", "CONTROLLER") == 0
+        assert await measured("connection_count") >= 1
+        await asyncio.sleep(5)
+        assert await measured("connection_count") == 0
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
 async def test_the_page_tells_what_was_turned_into_records_for_kafkas_clients() -> None:
     cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
     await cluster.start()

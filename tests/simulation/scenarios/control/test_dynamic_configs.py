@@ -631,6 +631,43 @@ async def test_network_tasks_and_connection_limits_follow_their_settings(
     await ask(world)
 
 
+@run_by(play, settings={"listener.name.plaintext.max.connections": "900"})
+async def test_limits_of_a_listener_and_of_a_host_are_shown_and_changed(
+    cluster: VirtualCluster, admin: Admin, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(quotas, "MIN_IDLE_S", 1_000.0)
+    own, world = ConfigResource.of_broker(1), cluster.client("another")
+    limit, rate = "listener.name.plaintext.max.connections", "listener.name.plaintext.max.connection.creation.rate"
+    overrides = "max.connections.per.ip.overrides"
+    server = cluster.broker(1)._server
+    assert server._settings.max_connections_of_listeners == {"PLAINTEXT": 900}
+    entry = (await admin.describe_configs([own], documentation=True))[own][limit]
+    assert (entry.value, entry.source, entry.is_read_only) == ("900", ConfigSource.STATIC_BROKER_CONFIG, False)
+    assert (entry.type, entry.is_without_effect, entry.problem) == (ConfigType.INT, False, None)
+
+    await admin.incremental_alter_configs({ALL: [set_to(limit, 1), set_to(rate, 500)]})
+    await cluster.until(lambda: server._settings.max_connections_of_listeners == {"PLAINTEXT": 1})
+    assert server._settings.max_connection_creation_rate_of_listeners == {"PLAINTEXT": 500}
+    shown = (await admin.describe_configs([ALL]))[ALL]
+    assert {name: each.value for name, each in shown.items()} == {limit: "1", rate: "500"}
+    with pytest.raises(NetworkError):
+        await ask(world)
+    await admin.incremental_alter_configs({ALL: [ConfigChange.delete(limit)]})
+    await cluster.until(lambda: server._settings.max_connections_of_listeners == {"PLAINTEXT": 900})
+    await ask(world)
+
+    address = cluster.simulation.host("another").address
+    for host in (address, "another"):
+        await admin.incremental_alter_configs({own: [set_to(overrides, f"{host}:0")]})
+        await cluster.until(lambda: server.planes[Plane.DATA].quotas._overrides == {address: 0})
+        with pytest.raises(NetworkError):
+            await ask(world)
+        await admin.incremental_alter_configs({own: [ConfigChange.delete(overrides)]})
+        await cluster.until(lambda: server.planes[Plane.DATA].quotas._overrides == {})
+        await ask(world)
+    assert (await refused(admin, own, set_to(overrides, "nonsense"))).code == ErrorCode.INVALID_CONFIG
+
+
 @run_by(play)
 async def test_a_changed_advertised_address_is_used_at_once(cluster: VirtualCluster, admin: Admin, /) -> None:
     own, name = ConfigResource.of_broker(1), "advertised.listeners"
