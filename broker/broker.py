@@ -120,7 +120,7 @@ class Broker:
         self._sasl = SaslServer(config, world)
         self._server = SocketServer(
             world,
-            _network_settings(config),
+            network_settings(config),
             self._dispatch,
             self._certificates,
             brokers_have_proofs=config.broker_secret_file is not None or config.broker_secret is not None,
@@ -221,7 +221,7 @@ class Broker:
         await self._connect_to_zookeeper(registration)
         self._metadata.cluster_id = registration.cluster_id
         await self._configs.load(registration.usable_session)
-        self._server.reconfigure(_network_settings(self._configs.config))
+        self._server.reconfigure(network_settings(self._configs.config))
 
         self._logs.on_offline(self._log_directory_failed)
         await self._logs.open(registration.cluster_id)
@@ -514,7 +514,7 @@ class Broker:
         assert self._replicas is not None
         assert self._controller is not None
         assert self._registration is not None
-        self._server.reconfigure(_network_settings(config))
+        self._server.reconfigure(network_settings(config))
         self._registration.move(config.advertised_endpoints(self.ports))
         self._controller.defaults_changed(config.unclean_leader_election_enable, config.min_insync_replicas)
         await self._replicas.broker_config_changed(config)
@@ -671,7 +671,7 @@ class Broker:
         await tell_of_lost_replicas(self._session, self.config.broker_id)
 
 
-def _network_settings(config: BrokerConfig) -> NetworkSettings:
+def network_settings(config: BrokerConfig) -> NetworkSettings:
     return NetworkSettings(
         num_network_threads=config.num_network_threads,
         num_io_threads=config.num_io_threads,

@@ -1128,6 +1128,17 @@ async def test_a_listener_has_a_rate_of_its_own_that_delays_no_other_listener() 
 
 
 @run_by("run")
+async def test_a_connection_that_waited_for_its_address_waits_for_its_listener_as_well() -> None:
+    async with serving(answer, NetworkSettings(max_connection_creation_rate_of_listeners={"DATA": 1})) as up:
+        up.server.set_connection_rates({"127.0.0.1": 2})
+        for _ in range(4):
+            await up.connect()
+        counts = up.server.metrics.per_listener["DATA"]
+        await until(lambda: counts.delays.count == 3)
+        assert counts.address_delays.count == 2
+
+
+@run_by("run")
 async def test_the_listener_of_the_brokers_is_served_although_clients_have_all_connections_and_use_up_the_rate(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -2,6 +2,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.broker import network_settings
 from minibroker.broker.settings.credentials import broker_secret, zookeeper_digest
 from minibroker.broker.settings.layers import with_dynamic
 from minibroker.broker.settings.listeners import parse_listeners
@@ -79,6 +80,18 @@ def test_listeners_and_hosts_have_limits_of_their_own() -> None:
     assert listener_limits(config, CREATION_RATE) == {"Clients": 8}
     assert host_limits(config) == {"server-1.example": 10, "127.0.0.2": 5, "::1": 4, "fe80::1": 3}
     assert host_limits(broker_config(REQUIRED)) == {}
+
+
+@pytest.mark.parametrize(
+    ("listeners", "protected"), [("PLAINTEXT://h:1", None), ("CLIENTS://h:1,INTERNAL://h:2", "INTERNAL")]
+)
+def test_the_listener_of_the_brokers_is_protected_if_clients_have_another_one(
+    listeners: str, protected: str | None
+) -> None:
+    settings = {**REQUIRED, "listeners": listeners}
+    if protected is not None:
+        settings["inter.broker.listener.name"] = protected
+    assert network_settings(broker_config(settings)).protected_listener == protected
 
 
 def test_a_missing_setting_is_named() -> None:
