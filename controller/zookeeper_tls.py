@@ -3,7 +3,8 @@
 With `use_ssl`, kazoo gives the handshake a whole session timeout: one server that accepts connections and answers
 nothing would end the session. It retries silently and endlessly, whatever has failed, even if a file of a certificate
 cannot be read, and it waits for bytes that are decrypted already. Here a handshake has a time limit of its own, and the
-reason of a failure is logged once and kept for the caller that waits for the session.
+reason of a failure is logged once and kept for the caller that waits for the session. ZooKeeper logs 5 KB for a failed
+handshake, and there were eight per second, so each server is asked only once per second after one.
 """
 
 from __future__ import annotations
@@ -11,11 +12,14 @@ from __future__ import annotations
 import logging
 import socket
 import ssl
+import time
 from collections.abc import Callable
 from typing import Any
 
 from minibroker.protocol.connections.tls import Contexts, why_not_connected
 from minibroker.protocol.connections.zookeeper_tls import ZOOKEEPER
+
+_PAUSE_AFTER_FAILURE_S = 1.0
 
 _logger = logging.getLogger("minibroker.zookeeper")
 
@@ -28,9 +32,12 @@ class TlsConnector:
         self._timeout_s = handshake_timeout_s
         self.failure: str | None = None
         """Why the last handshake failed; None after a connection on which ZooKeeper has answered."""
+        self._paused_until_s: dict[tuple[str, int], float] = {}
 
     def connect(self, address: tuple[str, int], host: str, timeout_s: float) -> ssl.SSLSocket:
         """Raises OSError. `host` is the name in zookeeper.connect, which the certificate must have."""
+        if time.monotonic() < self._paused_until_s.get(address, 0.0):
+            raise ConnectionAbortedError("the last handshake failed a moment ago")
         below = socket.create_connection(address, timeout_s)
         try:
             below.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
@@ -40,7 +47,7 @@ class TlsConnector:
             connection = context.wrap_socket(below, server_hostname=host)
         except OSError as error:
             below.close()
-            self._failed(address, why_not_connected(error, host, ZOOKEEPER, self._timeout_s))
+            self._failed(address, why_not_connected(error, host, ZOOKEEPER, self._timeout_s), error)
             raise
         assert isinstance(connection, _Socket)
         connection.on_first_answer = lambda error: self._first_answer(address, host, error)
@@ -51,13 +58,14 @@ class TlsConnector:
         if error is None:
             self.failure = None
         elif isinstance(error, ssl.SSLError):
-            self._failed(address, why_not_connected(error, host, ZOOKEEPER))
+            self._failed(address, why_not_connected(error, host, ZOOKEEPER), error)
         else:
-            self._failed(
-                address, f"it closed the connection after the TLS handshake; its log says why ({ZOOKEEPER.certificate})"
-            )
+            why = f"it closed the connection after the TLS handshake; its log says why ({ZOOKEEPER.certificate})"
+            self._failed(address, why, error)
 
-    def _failed(self, address: tuple[str, int], why: str) -> None:
+    def _failed(self, address: tuple[str, int], why: str, error: OSError) -> None:
+        if isinstance(error, ssl.SSLError) and not isinstance(error, ssl.SSLEOFError):
+            self._paused_until_s[address] = time.monotonic() + _PAUSE_AFTER_FAILURE_S
         if why != self.failure:
             self.failure = why
             _logger.warning("ZooKeeper at %s:%d cannot be used by TLS, trying again: %s", *address, why)

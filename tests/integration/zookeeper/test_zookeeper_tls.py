@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import logging
 import re
@@ -150,6 +151,31 @@ async def test_a_server_that_accepts_connections_and_answers_nothing_does_not_ta
         with pytest.raises(ConnectionLoss, match="the TLS handshake was not complete after 1 s"):
             await connect(f"127.0.0.1:{silent.getsockname()[1]}", secured.settings, 2_000, session_timeout_ms=3_000)
         assert asyncio.get_running_loop().time() - began < 2.9
+
+
+async def test_a_server_that_tls_refuses_is_asked_once_per_second(secured: TlsZooKeeper, strange: Certificates) -> None:
+    """ZooKeeper logs kilobytes for each of these handshakes."""
+    serving = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
+    serving.load_cert_chain(strange.broker)
+    handshakes = 0
+
+    def accept(below: socket.socket) -> None:
+        nonlocal handshakes
+        with contextlib.suppress(OSError):  # closed at the end of the test
+            while True:
+                connection, _ = below.accept()
+                handshakes += 1
+                with contextlib.suppress(OSError):
+                    serving.wrap_socket(connection, server_side=True).close()
+
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        thread = threading.Thread(target=accept, args=(server,))
+        thread.start()
+        with pytest.raises(ConnectionLoss, match="not signed by a trusted authority"):
+            await connect(f"127.0.0.1:{server.getsockname()[1]}", secured.settings, 2_500)
+        server.shutdown(socket.SHUT_RDWR)
+        thread.join()
+    assert 1 <= handshakes <= 3
 
 
 async def test_a_paused_zookeeper_suspends_the_session_which_then_goes_on_or_ends() -> None:
