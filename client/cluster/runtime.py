@@ -75,6 +75,7 @@ class ClientRuntime:
         self.tasks = BackgroundTasks(on_crash)
         self._on_cancelled = on_cancelled
         self._were_cancelled = False
+        self.protection = protection
         self.connections = Connections(
             self.world, self.tasks, client_id=client_id, backoff_s=self.retry_backoff_s, protection=protection
         )

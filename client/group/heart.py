@@ -92,6 +92,7 @@ class Heart:
             request_timeout_ms=runtime.request_timeout_s * 1_000,
             retry_backoff_ms=runtime.retry_backoff_s * 1_000,
             metadata_max_age_ms=runtime.metadata_max_age_s * 1_000,
+            protection=runtime.protection,
         )
         self._client_id = runtime.connections.client_id
         self._in_hand = in_hand

@@ -11,6 +11,7 @@ import pytest
 from minibroker.broker.security.scram_credentials import as_text
 from minibroker.client.admin import Admin
 from minibroker.client.administering.scram import UserErrors, UserScramCredentialUpsertion
+from minibroker.client.consumer import Consumer
 from minibroker.client.errors import AuthenticationFailed
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis, znodes
@@ -139,6 +140,21 @@ async def test_a_client_outlives_a_broker_and_many_sessions_and_not_its_credenti
     with pytest.raises(AuthenticationFailed):
         await produce()
     assert 20 < len(sent) < 30
+
+
+@run_by(play)
+async def test_a_member_of_a_group_stays_in_it_by_its_heartbeats(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    await change_alice(world, "wonderland")
+    alice = security("SCRAM-SHA-256", "alice", "wonderland")
+    settings: dict[str, Any] = {"session_timeout_ms": 6_000, "heartbeat_interval_ms": 1_000}
+    async with Consumer(cluster.bootstrap, topics=[TOPIC], group="readers", world=world, **settings, **alice) as member:
+        while not member.assignment():
+            await member.poll(100)
+        for _ in range(30):
+            await member.poll(1_000)
+        await member.commit({TopicPartition(TOPIC, 0): 0})
 
 
 def test_a_listener_without_sasl_is_named_once_with_the_remedy() -> None:
