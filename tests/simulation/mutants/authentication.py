@@ -1,10 +1,13 @@
-"""Planted bugs of SASL: clients that are let in, or stay in, without a proof."""
+"""Planted bugs of SASL and of ACLs: clients that are let in, stay in, or may do something without a right to it."""
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
+from minibroker.broker.security.acl_store import AclStore
 from minibroker.broker.security.sasl import SaslState
+from minibroker.protocol.change_watcher import ChangeWatcher
 from minibroker.protocol.sasl.mechanisms import Authenticated, SaslError
 from minibroker.protocol.sasl.plain import PlainServer
 from minibroker.protocol.sasl.scram import ScramServer
@@ -48,3 +51,18 @@ def unknown_user_of_plain(patches: Patches) -> None:
         known, password = self._password_of, message.rpartition(b"\0")[2]
         self._password_of = lambda user: known(user) or password.decode()
         return original(self, message)
+
+
+@mutant("KIP-368", "a session has no end for a client that does not authenticate itself again")
+def session_never_ends(patches: Patches) -> None:
+    @patches.instead_of(SaslState, "why_closed")
+    def why_closed(original: Any, self: SaslState, api_key: int, now: float) -> Any:
+        return original(self, api_key, -math.inf)
+
+
+@mutant("the deaf broker", "a broker hears of no ACL any more once its session of ZooKeeper has expired")
+def acls_are_not_watched_again(patches: Patches) -> None:
+    @patches.instead_of(ChangeWatcher, "_state_changed")
+    def state_changed(original: Any, self: ChangeWatcher, *arguments: Any) -> None:
+        if not isinstance(self, AclStore):
+            original(self, *arguments)

@@ -361,7 +361,7 @@ class VirtualZooKeeper:
     def expire(self, owner_host: str) -> None:
         """End the sessions of that host. Their clients are informed when they have reconnected."""
         self._record(f"sessions of {owner_host} expire")
-        for session in self._sessions_of(owner_host):
+        for session in self.live_sessions(owner_host):
             self.end(session)
             session.lose_connection()
 
@@ -411,14 +411,15 @@ class VirtualZooKeeper:
             session.expire_later()
 
     def _lose_connections(self, owner_host: str) -> None:
-        for session in self._sessions_of(owner_host):
+        for session in self.live_sessions(owner_host):
             session.lose_connection()
 
     def _latency_of(self, owner: str) -> float:
         slow = self.slow_hosts.get(_host_of(owner))
         return self._latency_s() if slow is None else self.random.uniform(*slow)
 
-    def _sessions_of(self, host: str) -> list[VirtualSession]:
+    def live_sessions(self, host: str) -> list[VirtualSession]:
+        """The sessions of that host that have neither expired nor been closed."""
         return [session for session in self._live.values() if _host_of(session.owner) == host]
 
     def _record(self, what: str) -> None:
@@ -448,6 +449,10 @@ class VirtualZooKeeper:
         for above in reversed(missing):
             self._transact(None, [Create(above, b"")])
         self._transact(None, [Create(path, data)])
+
+    def add(self, prefix: str, data: bytes) -> None:
+        """Create a node with the next sequential name."""
+        self._transact(None, [Create(prefix, data, sequence=True)])
 
     def remove(self, path: str) -> None:
         """Delete a node and everything below it."""

@@ -31,6 +31,7 @@ from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, SYNCED, Workload
 from tests.simulation.storms.report import Report, innermost_errors
+from tests.simulation.storms.security import Security
 from tests.simulation.storms.settings import ENDLESS_RETENTION_MINUTES, RETENTION_MINUTES, draw_cluster
 from tests.simulation.storms.verdicts.history import Anomaly, History
 
@@ -64,6 +65,8 @@ class Ground(ABC):
         brokers, self.settings = draw_cluster(report.seed, dice)
         if self.keeps_offsets:
             self.settings["offsets.retention.minutes"] = str(ENDLESS_RETENTION_MINUTES)
+        self.security = Security(self)
+        self.settings |= self.security.settings
         self.log_dirs = 2 if Random(f"{report.seed} log dirs").random() < _TWO_LOG_DIRS_PROBABILITY else 1
         self.cluster = VirtualCluster(
             self.simulation, brokers, self.settings, on_broker_failure=self._broker_failed, log_dirs=self.log_dirs
@@ -79,7 +82,7 @@ class Ground(ABC):
         self.partitions.append(TopicPartition("fast", 0))
         durable = frozenset(p.topic for p in self.partitions if p.topic.startswith(DURABLE))
         self.history = History(durable | {SHRINKING})
-        self.workload = Workload(self.cluster, self.history)
+        self.workload = Workload(self.cluster, self.history, self.security)
         self.on_start: list[Callable[[int], None]] = []
         """Called with a broker's id at the moment at which its process begins."""
         self.before_write: list[Callable[[VirtualSession, Sequence[Operation]], None]] = []

@@ -175,6 +175,7 @@ class Scene(Ground):
 
     def look(self) -> None:
         is_harmed = bool(self.damaged or self._hurt)
+        self.security.look()
         reborn_ends, lossy_topic_ids = self.rebirth.look(is_harmed=is_harmed)
         ends = {
             TopicIdPartition(self._topic_ids[partition.topic], partition): end
@@ -239,6 +240,7 @@ class Scene(Ground):
             self.lose_next_reply_of.discard(host)
             self.simulation.zookeeper.lose_connections(host)
         self.rebirth.written(operations)
+        self.security.written(operations)
         for operation in operations:
             if isinstance(operation, SetData) and operation.path in self.leadership:
                 self._state_changed(operation.path, operation.data)

@@ -60,6 +60,7 @@ from tests.simulation.storms.faults import operations_reassign
 from tests.simulation.storms.faults.faults import (
     FAULTS,
     FAULTS_OF_DISKS,
+    FAULTS_OF_SECURITY,
     FAULTS_OF_TRANSACTIONS,
     KEPT_IN_EVERY_STORM,
     POWER_OF_SEVERAL,
@@ -119,7 +120,7 @@ async def _storm(
 ) -> None:
     storm = kind(report, dice, is_enough)
     try:
-        with storm.shrinking.watched(), storm.compacting.watched(), storm.groups.watched():
+        with storm.shrinking.watched(), storm.compacting.watched(), storm.groups.watched(), storm.security.watched():
             await storm.run(seconds)
     finally:
         report.virtual_s = storm.simulation.loop.time()
@@ -129,7 +130,7 @@ async def _storm(
 class Storm(Scene):
     def __init__(self, report: Report, dice: Random, is_enough: Callable[[Anomaly], bool] | None = None) -> None:
         super().__init__(report, dice, is_enough)
-        self._weights = self._draw_weights()
+        self._weights = self._draw_weights() | self._draw_weights_of_security()
         self.cuts_power_of_several = self._weights[POWER_OF_SEVERAL] > 0
         self.reassigns_to_one = self.dice.random() < _REASSIGNS_TO_ONE_PROBABILITY
         if self.reassigns_to_one:
@@ -328,6 +329,7 @@ class Storm(Scene):
                 *self.bookkeepers.judge(),
                 *self.transactors.judge(),
                 *self.processors.judge(),
+                *self.security.judge(self.history),
             ):
                 self.accuse(anomaly)
         for anomaly in self.rebirth.judge():
@@ -381,6 +383,9 @@ class Storm(Scene):
         self.bookkeepers.start()
         self.transactors.start()
         self.processors.start()
+        for name in self.workload.names:
+            self.security.allow(name, self.workload.rights(name))
+        self.security.start()
 
     def _start_clients_of_kafka(self, topics: list[str], lasting: list[TopicPartition]) -> None:
         """Start one or two producers and consumers that speak Kafka's protocol, in two storms of three."""
@@ -412,7 +417,9 @@ class Storm(Scene):
     def _draw_weights(self) -> dict[str, float]:
         """Return the weight of each fault. Some are left out, some are frequent."""
         weights = {
-            kind: self.dice.choice([0.0, 0.0, 1.0, 1.0, 3.0]) for kind in FAULTS if kind not in FAULTS_OF_TRANSACTIONS
+            kind: self.dice.choice([0.0, 0.0, 1.0, 1.0, 3.0])
+            for kind in FAULTS
+            if kind not in (*FAULTS_OF_TRANSACTIONS, *FAULTS_OF_SECURITY)
         }
         of_transactions = Random(f"{self.report.seed} faults of transactions")
         for kind in FAULTS_OF_TRANSACTIONS:
@@ -420,6 +427,10 @@ class Storm(Scene):
         weights |= {kind: self.dice.choice([2.0, 4.0]) for kind in KEPT_IN_EVERY_STORM}
         is_drawn = self.dice.random() < _POWER_OF_SEVERAL_PROBABILITY
         return weights | {POWER_OF_SEVERAL: 3.0 if is_drawn else 0.0}
+
+    def _draw_weights_of_security(self) -> dict[str, float]:
+        dice = Random(f"{self.report.seed} faults of security")
+        return {kind: dice.choice([1.0, 3.0]) * self.security.is_on for kind in FAULTS_OF_SECURITY}
 
     def _is_whole(self) -> bool:
         return (
@@ -432,6 +443,7 @@ class Storm(Scene):
             and not self.simulation.zookeeper.has(znodes.PREFERRED_REPLICA_ELECTION)
             and self.rebirth.is_whole()
             and self.growing.is_whole()
+            and self.security.is_whole()
         )
 
     def _is_settled(self) -> bool:

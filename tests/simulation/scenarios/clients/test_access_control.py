@@ -10,7 +10,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
-from minibroker.protocol import acl_znodes
+from minibroker.protocol import acl_znodes, znodes
 from minibroker.protocol import messages as m
 from minibroker.protocol.acls import (
     CLUSTER_NAME,
@@ -168,6 +168,18 @@ async def test_a_broker_that_was_away_knows_the_acls_of_that_time_when_it_is_bac
     cluster.kill_broker(2)
     await as_admin(cluster, lambda admin: admin.create_acls([acl(Op.ALL, host=address(cluster, "admin"))]))
     await cluster.start_broker(2)
+    await until_refused(world, 2)
+
+
+@run_by(with_cluster)
+async def test_a_broker_hears_of_acls_after_its_session_of_zookeeper_has_expired(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    zookeeper = cluster.simulation.zookeeper
+    zookeeper.expire(host_name(2))
+    await cluster.until(lambda: not zookeeper.has(znodes.broker_path(2)))
+    await cluster.until(lambda: zookeeper.has(znodes.broker_path(2)))
+    await as_admin(cluster, lambda admin: admin.create_acls([acl(Op.ALL, host=address(cluster, "admin"))]))
     await until_refused(world, 2)
 
 

@@ -42,6 +42,7 @@ from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground
+from tests.simulation.storms.security import Right, may_read, may_write
 from tests.simulation.storms.verdicts.history import Anomaly
 
 TOPIC = "compacted"
@@ -107,6 +108,9 @@ class Compacting(Guests):
     @property
     def names(self) -> list[str]:
         return ["compacted-producer", "compacted-consumer"] if self.partitions else []
+
+    def rights(self, name: str) -> list[Right]:
+        return may_write(TOPIC) if name == "compacted-producer" else may_read(TOPIC)
 
     def _run(self, name: str, world: VirtualWorld) -> None:
         if name == "compacted-producer":

@@ -42,6 +42,7 @@ from tests.simulation.storms.clients.growing import TOPIC as GROWING
 from tests.simulation.storms.clients.rebirth import Rebirth
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, Guests
 from tests.simulation.storms.ground import Ground
+from tests.simulation.storms.security import Right, may_join, may_read
 from tests.simulation.storms.verdicts.group_history import Commit, GroupHistory, check_group, check_reborn
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 
@@ -237,6 +238,12 @@ class Groups(Guests):
     @property
     def names(self) -> list[str]:
         return [*self._members, *[READER] * bool(self._members)]
+
+    def rights(self, name: str) -> list[Right]:
+        if name == READER:
+            return []
+        group = self._members[name].group
+        return [*may_read(*group.topics), *may_join(group.name)]
 
     @property
     def members(self) -> list[str]:

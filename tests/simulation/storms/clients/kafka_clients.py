@@ -4,11 +4,15 @@ They replace our own clients in the strict workload and are judged by the same r
 duplicated or reordered, and a consumer neither skips nor goes back. Each connection pipelines requests and expects the
 responses in order. A malformed response, or records that such a client cannot read, raise `ProtocolBroken`, which is a
 bug whatever faults the cluster has had.
+
+In storms with security, clients of new versions authenticate themselves again before their session is over (KIP-368).
+The others lose their connections then.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import AsyncGenerator, Collection, Iterable, Sequence
 from dataclasses import dataclass, field
@@ -16,14 +20,18 @@ from random import Random
 from typing import Any, NamedTuple, Self
 
 from minibroker.client.errors import CorruptBatch, LogTruncated
+from minibroker.client.security import Credentials
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError
-from minibroker.protocol.kafka import data, metadata
+from minibroker.protocol.kafka import data, metadata, sasl
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, CorruptRecord, decode_batch, encode_batch, iterate_batches
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.control import ControlType, decode_control_batch
+from minibroker.protocol.sasl.mechanisms import PLAIN, ClientMechanism
+from minibroker.protocol.sasl.plain import PlainClient
+from minibroker.protocol.sasl.scram import BY_NAME, ScramClient
 from minibroker.protocol.world import World
 from tests.kafka_connection import KafkaConnection, read_response
 
@@ -98,6 +106,8 @@ class _Link:
         self._connection = connection
         self._waiting: deque[tuple[int, KafkaApi, int, asyncio.Future[Any]]] = deque()
         self._reading = asyncio.create_task(self._read(), name="reader of Kafka's protocol")
+        self._proving = asyncio.Lock()
+        self._proved_until_s = -math.inf
 
     @property
     def is_closed(self) -> bool:
@@ -110,6 +120,29 @@ class _Link:
         else:
             self._waiting.append((self._connection.send(api, version, wire), api, version, future))
         return future
+
+    async def authenticate(self, credentials: Credentials, world: World, *, knows_sessions: bool) -> None:
+        """Authenticate the client, unless it has done so and its session is not nearly over. Requests under way are
+        answered before, and no other ones may be sent meanwhile: they would close the connection."""
+        async with self._proving:
+            if world.clock.monotonic() < self._proved_until_s:
+                return
+            if waiting := [future for *_, future in self._waiting]:
+                await asyncio.wait(waiting)
+            offered = await self.send(sasl.SASL_HANDSHAKE, 1, m.SaslHandshakeRequest(credentials.mechanism))
+            if offered.error_code != ErrorCode.NONE:
+                raise ProtocolBroken(f"SaslHandshake for {credentials.mechanism}: {offered.error_code}")
+            client = _mechanism(credentials, world)
+            message, session_ms = client.respond(None), 0
+            while message is not None:
+                request, version = m.SaslAuthenticateRequest(message), 2 if knows_sessions else 0
+                answer = await self.send(sasl.SASL_AUTHENTICATE, version, request)
+                if answer.error_code != ErrorCode.NONE:
+                    self._connection.close()
+                    raise Unreachable(f"{credentials.username} may not come in: {answer.error_message}")
+                session_ms, message = answer.session_lifetime_ms, client.respond(answer.auth_bytes)
+            lasts_s = 0.8 * session_ms / 1_000 if session_ms else math.inf
+            self._proved_until_s = world.clock.monotonic() + lasts_s
 
     async def _read(self) -> None:
         error: MinibrokerError = Unreachable("closed")
@@ -140,13 +173,26 @@ class _Link:
         await asyncio.wait([self._reading])
 
 
+def _mechanism(credentials: Credentials, world: World) -> ClientMechanism:
+    if credentials.mechanism == PLAIN:
+        return PlainClient(credentials.username, credentials.password)
+    nonce = world.random.randbytes(24).hex()
+    return ScramClient(BY_NAME[credentials.mechanism], credentials.username, credentials.password, nonce)
+
+
 class Links:
     """Links to the brokers, and the known leader of each partition."""
+
+    @staticmethod
+    def credentials_of(world: World) -> Credentials | None:
+        """Return the credentials of this process; storms with security replace this function."""
+        return None
 
     def __init__(self, bootstrap: str, world: World, versions: Versions) -> None:
         self.addresses = {-1 - i: _address(text) for i, text in enumerate(bootstrap.split(","))}
         self.bootstrap = list(self.addresses)
         self._world = world
+        self._credentials = self.credentials_of(world)
         self._versions = versions
         self._links: dict[int, _Link] = {}
         self._leaders: dict[TopicPartition, _Leader] = {}
@@ -199,6 +245,14 @@ class Links:
             if link is not None:
                 await link.close()
             link = self._links[node_id] = _Link(connection)
+        if self._credentials is not None:
+            try:
+                async with asyncio.timeout(_REQUEST_TIMEOUT_S):
+                    knows_sessions = self._versions.produce >= 9
+                    await link.authenticate(self._credentials, self._world, knows_sessions=knows_sessions)
+            except TimeoutError as error:
+                await self.drop(node_id)
+                raise Unreachable(f"broker {node_id} does not authenticate the client") from error
         return link
 
     async def drop(self, node_id: int) -> None:

@@ -56,6 +56,7 @@ from tests.simulation.storms.clients.habits import (
 from tests.simulation.storms.clients.interruptions import AT_ONCE_S, begun, may_be_interrupted, patiently
 from tests.simulation.storms.clients.reading import Reading, now_s
 from tests.simulation.storms.clients.workload import Guests
+from tests.simulation.storms.security import Right, may_read, may_write
 from tests.simulation.storms.verdicts.answers import (
     ANY,
     DONE,
@@ -153,6 +154,11 @@ class Users(Guests):
     @property
     def names(self) -> list[str]:
         return [*(f"user-producer-{number}" for number in range(len(self._producers))), *self._others]
+
+    def rights(self, name: str) -> list[Right]:
+        if name == "user-admin":
+            return []
+        return may_read(*self._topics) if name in self._others else may_write(*self._topics)
 
     def stay_away(self) -> None:
         """Remove all users from this storm."""

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from random import Random
 
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ClientCrashed, CorruptBatch, LogTruncated
+from minibroker.client.errors import AuthenticationFailed, ClientCrashed, CorruptBatch, LogTruncated
 from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import BatchDelivery, BatchDeliveryFailed, Delivery
@@ -36,6 +36,7 @@ from tests.simulation.storms.clients.kafka_clients import (
     RecordMetadata,
     Versions,
 )
+from tests.simulation.storms.security import Right, Security, may_read, may_write
 from tests.simulation.storms.verdicts.history import Acknowledged, History, Polled, Sent
 
 DURABLE = "durable"
@@ -58,6 +59,10 @@ class Guests(ABC):
     @abstractmethod
     def _run(self, name: str, world: VirtualWorld) -> None:
         """Start the task of a client in its new process."""
+
+    def rights(self, name: str) -> list[Right]:
+        """Return what a client needs; nothing: it is an administrator."""
+        return []
 
     def process(self, name: str) -> Process:
         """Return the latest process of a client."""
@@ -107,8 +112,9 @@ class ProducerSettings:
 class Workload:
     """Starts clients on a cluster and keeps their history."""
 
-    def __init__(self, cluster: VirtualCluster, history: History) -> None:
+    def __init__(self, cluster: VirtualCluster, history: History, security: Security | None = None) -> None:
         self.history = history
+        self._security = security
         self.unexpected: list[str] = []
         """Observations that prove a bug of the client or of the cluster."""
         self.acknowledged_end: Counter[TopicPartition] = Counter()
@@ -148,6 +154,15 @@ class Workload:
     @property
     def names(self) -> list[str]:
         return [*self._producers, *self._consumers, *(name for guests in self.guests for name in guests.names)]
+
+    def rights(self, name: str) -> list[Right]:
+        """Return what a client needs; nothing: it is an administrator."""
+        if name in self._producers:
+            return may_write(self._producers[name].topic)
+        if name in self._consumers:
+            return may_read(*sorted({partition.topic for partition in self._consumers[name]}))
+        guests = self._guests_with(name)
+        return [] if guests is None else guests.rights(name)
 
     def process(self, name: str) -> Process:
         """Return the latest process of a client."""
@@ -263,7 +278,10 @@ class Workload:
                     if producer.failure is not None:
                         return
                 elif settings.sends_batches and random.random() < 0.3:
-                    sent = self._send_batch(f"{identity}/{number}", producer, random, settings, unanswered)
+                    try:
+                        sent = self._send_batch(f"{identity}/{number}", producer, random, settings, unanswered)
+                    except AuthenticationFailed:
+                        return
                     tasks.create_task(self._await_batch(*sent, unanswered, settings.is_durable))
                     await asyncio.sleep(len(sent[1]) * random.expovariate(settings.records_per_s) / 4)
                     continue
@@ -271,10 +289,16 @@ class Workload:
                 value = b"%s/%d|" % (identity.encode(), number) + random.randbytes(
                     random.randint(0, settings.max_value_bytes)
                 )
-                history.sent[value] = Sent(identity, number * _MOST_AT_ONCE, partition)
+                now_s = self._cluster.simulation.loop.now_s
+                history.sent[value] = Sent(identity, number * _MOST_AT_ONCE, partition, now_s)
+                try:
+                    delivery = producer.send(partition.topic, value, partition=partition.partition)
+                except AuthenticationFailed:
+                    return
                 unanswered[partition] += 1
-                delivery = producer.send(partition.topic, value, partition=partition.partition)
-                tasks.create_task(self._await_delivery(delivery, value, partition, unanswered, settings.is_durable))
+                tasks.create_task(
+                    self._await_delivery(name, delivery, value, partition, unanswered, settings.is_durable)
+                )
                 await asyncio.sleep(random.expovariate(settings.records_per_s))
 
     def _send_batch(
@@ -301,8 +325,8 @@ class Workload:
         first = int(number) * _MOST_AT_ONCE
         for index, (value, partition) in enumerate(zip(values, partitions, strict=True)):
             self.history.sent[value] = Sent(identity, first + index, partition)
-            unanswered[partition] += 1
         delivery = producer.send_batch(settings.topic, values, keys, partition=chosen if keys is None else None)
+        unanswered.update(partitions)
         return delivery, values, partitions
 
     async def _await_batch(
@@ -336,20 +360,27 @@ class Workload:
 
     async def _await_delivery(
         self,
+        name: str,
         delivery: Delivery | asyncio.Future[RecordMetadata],
         value: bytes,
         partition: TopicPartition,
         unanswered: Counter[TopicPartition],
         is_durable: bool,
     ) -> None:
+        sent_s = self.history.sent[value].at_s
         try:
             metadata = await delivery
-        except MinibrokerError:
+        except MinibrokerError as error:
             self.history.failed += 1
+            is_refused = isinstance(error, BrokerError) and error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            if is_refused and self._security is not None:
+                self._security.refused(name, partition, value, sent_s)
             return
         finally:
             unanswered[partition] -= 1
         now_s = self._cluster.simulation.loop.now_s
+        if self._security is not None:
+            self._security.acknowledged(name, partition, value, sent_s)
         self.history.acknowledged[partition].append(Acknowledged(value, metadata.offset, now_s))
         if is_durable:
             self.acknowledged_end[partition] = max(self.acknowledged_end[partition], metadata.offset + 1)

@@ -44,6 +44,7 @@ from tests.simulation.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
 from tests.simulation.storms.faults import (
     faults_of_groups,
     faults_of_moments,
+    faults_of_security,
     faults_of_starts,
     faults_of_transactions,
     faults_of_worlds,
@@ -563,6 +564,8 @@ FAULTS: dict[str, Fault] = {
     "late transaction": faults_of_transactions.late_transaction,
     "ambush of an end": faults_of_transactions.ambush_of_an_end,
     "delayed markers": faults_of_transactions.delayed_markers,
+    "rights taken": faults_of_security.rights_taken,
+    "credential changed": faults_of_security.credential_changed,
 }
 
 FAULTS_OF_DISKS = ("failing disk", "full disk", "broken log directory", "out of descriptors", "rotten page")
@@ -572,6 +575,8 @@ FAULTS_OF_TRANSACTIONS = (
     *("kill transaction coordinator", "transaction coordinator there and back", "zombie twin"),
     *("late transaction", "ambush of an end", "delayed markers"),
 )
+
+FAULTS_OF_SECURITY = ("rights taken", "credential changed")
 
 KEPT_IN_EVERY_STORM = ("kill leader", "power cut")
 """Faults without which a storm could not reach its floors."""

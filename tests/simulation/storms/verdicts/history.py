@@ -54,6 +54,7 @@ class Sent(NamedTuple):
     number: int
     """Increases with every send of the producer."""
     partition: TopicPartition
+    at_s: float = 0.0
 
 
 class Acknowledged(NamedTuple):

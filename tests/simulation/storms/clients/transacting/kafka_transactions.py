@@ -74,6 +74,13 @@ OLDER = (
 RAISING = (TransactionVersions(Versions(12, 12, 17, 4), 4, 5, -1, -1, 5, 5, 9),)
 
 _COORDINATOR_MOVED = frozenset({ErrorCode.NOT_COORDINATOR, ErrorCode.COORDINATOR_NOT_AVAILABLE})
+REFUSALS = frozenset(
+    {
+        ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+        ErrorCode.GROUP_AUTHORIZATION_FAILED,
+        ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+    }
+)
 _AGAIN = frozenset(
     {
         ErrorCode.COORDINATOR_LOAD_IN_PROGRESS,
@@ -327,6 +334,8 @@ class KafkaTransactions:
             return [of_group, *(part.error_code for topic in topics_of(answer) for part in topic.partitions)]
 
         answer, code = await self._ask(GROUP_KEY, group, groups.OFFSET_FETCH, version, request, codes)
+        if code in REFUSALS:
+            raise Unanswered(f"OffsetFetch of {group}: {code.name}")
         if code is not ErrorCode.NONE:
             raise ProtocolBroken(f"OffsetFetch of {group}: {code.name}")
         return {
@@ -403,7 +412,7 @@ class KafkaTransactions:
         found = answer.coordinators[0] if version >= 4 else answer
         code = ErrorCode(found.error_code)
         if code is not ErrorCode.NONE:
-            if not ERRORS[code].retriable:
+            if not ERRORS[code].retriable and code not in REFUSALS:
                 raise ProtocolBroken(f"FindCoordinator of {key}: {code.name}")
             raise Unreachable(f"FindCoordinator of {key}: {code.name}")
         self._links.addresses[found.node_id] = (found.host, found.port)

@@ -22,9 +22,10 @@ from minibroker.protocol.world import World
 from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from tests.simulation.storms.clients.transacting.kafka_transactions import RAISING
-from tests.simulation.storms.clients.transacting.transactors import TOPIC, TWIN
+from tests.simulation.storms.clients.transacting.transactors import TOPIC
 from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground
+from tests.simulation.storms.security import TWIN, Right, may_join, may_read, may_use, may_write
 from tests.simulation.storms.verdicts.history import Anomaly
 
 RESULTS = "results"
@@ -56,6 +57,9 @@ class Processors(Guests):
     @property
     def names(self) -> list[str]:
         return self._names
+
+    def rights(self, name: str) -> list[Right]:
+        return [*may_read(TOPIC), *may_write(RESULTS), *may_join(GROUP), *may_use(f"id-of-{name}")]
 
     def _run(self, name: str, world: VirtualWorld) -> None:
         world.process.start(self._live(name, name, world), name)

@@ -43,6 +43,7 @@ from tests.simulation.storms.clients.transacting.kafka_transactions import (
 from tests.simulation.storms.clients.transacting.native_transactions import NativeTransactions
 from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground
+from tests.simulation.storms.security import TWIN, Right, may_join, may_read, may_use, may_write
 from tests.simulation.storms.verdicts.history import Anomaly, Polled
 from tests.simulation.storms.verdicts.transactions import (
     Append,
@@ -56,7 +57,6 @@ from tests.simulation.storms.verdicts.transactions import (
 )
 
 TOPIC = "transactions"
-TWIN = "-twin"
 
 _NEWEST = RAISING[0]
 _RETRY_S = 0.3
@@ -134,6 +134,12 @@ class Transactors(Guests):
     @property
     def names(self) -> list[str]:
         return [*self._transactors, *self._consumers]
+
+    def rights(self, name: str) -> list[Right]:
+        if name in self._consumers:
+            return may_read(TOPIC)
+        group = self._transactors[name].group or f"unused-group-of-{name}"
+        return [*may_read(TOPIC), *may_write(TOPIC), *may_join(group), *may_use(f"id-of-{name}")]
 
     @property
     def all_partitions(self) -> list[TopicPartition]:
