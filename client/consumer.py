@@ -230,7 +230,7 @@ class Consumer(Client):
     async def start(self) -> None:
         """Reach a broker and find the topics' partitions. A member joins its group in the background.
 
-        Raises NetworkError if no broker answers within 2 s, and BrokerError for a topic or partition that does not
+        Raises NetworkError if no broker answers within 5 s, and BrokerError for a topic or partition that does not
         exist, after 10 s (it might be about to be created) or `default_api_timeout_ms`, whichever is less.
         """
         await super().start()

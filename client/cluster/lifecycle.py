@@ -59,7 +59,8 @@ class Client(Asynchronous):
         self._check_loop = partial(self._runtime.check_loop, self._noun)
 
     async def start(self) -> None:
-        """Reach a broker. Raises NetworkError naming every address and the reason if none answers within 2 s."""
+        """Reach a broker. Raises NetworkError naming every address and the reason if none answers within 2 s, or
+        within 5 s if one is silent."""
         if self._state != "not started":
             raise Closed(f"the {self._noun} was started before and is {self._state}; make a new one")
         self._state = "starting"

@@ -417,10 +417,12 @@ class Metadata:
             self.cluster = cluster
             self._tell()
 
-    async def first_refresh(self, timeout_s: float) -> None:
-        """Connect to the cluster. Raises NetworkError naming every address and its error."""
+    async def first_refresh(self, timeout_s: float, silence_timeout_s: float) -> None:
+        """Connect to the cluster. Raises NetworkError naming every address and its error, after `silence_timeout_s` if
+        an attempt got no answer, not even a refusal."""
         request = m.MetadataRequest(self._asked_for())
-        self._learn_all(request, await self.request_any(METADATA, request, timeout_s=timeout_s))
+        response = await self.request_any(METADATA, request, timeout_s=timeout_s, silence_timeout_s=silence_timeout_s)
+        self._learn_all(request, response)
 
     async def run(self) -> None:
         """Refresh on request, and when the view has become old. This is the task."""
@@ -474,12 +476,18 @@ class Metadata:
             listener()
 
     async def request_any(
-        self, api: Api[Request, Response], body: Request, *, timeout_s: float | None = None
+        self,
+        api: Api[Request, Response],
+        body: Request,
+        *,
+        timeout_s: float | None = None,
+        silence_timeout_s: float | None = None,
     ) -> Response:
         """Return the answer of the first broker that answers. All are asked in rounds until `timeout_s` has passed;
-        None: one round. Raises NetworkError naming every address and its error, and BrokerError if a broker rejected
-        the request."""
-        deadline = None if timeout_s is None else self._clock.monotonic() + timeout_s
+        None: one round. After an attempt without any answer, `silence_timeout_s` applies instead. Raises NetworkError
+        naming every address and its error, and BrokerError if a broker rejected the request."""
+        began = self._clock.monotonic()
+        deadline = None if timeout_s is None else began + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         failures: dict[Address, Exception] = {}
         are_silent = False
@@ -500,12 +508,14 @@ class Metadata:
                         is_reached = True
                         response = await connection.request(api, body, timeout_s=timeout_of_one_s)
                 except TimeoutError:
+                    is_unanswered = True
                     are_silent = are_silent or is_reached
                     if patience_s == timeout_of_one_s or address not in failures:  # an earlier error says more
                         text = f"{api.name} to {address}: no answer within {patience_s:.3g} s"
                         failures[address] = NetworkError(text)
                 except (NetworkError, InvalidMessage) as error:
-                    are_silent = are_silent or isinstance(error, RequestTimedOut)
+                    is_unanswered = isinstance(error, RequestTimedOut)
+                    are_silent = are_silent or is_unanswered
                     failures[address] = error
                 else:
                     self._failed_at.pop(address, None)
@@ -513,6 +523,8 @@ class Metadata:
                     stalls.look(self._clock.monotonic(), (), str)
                     return response
                 self.suspect(address)
+                if is_unanswered and silence_timeout_s is not None:
+                    deadline = began + silence_timeout_s
             self._failed_rounds += 1
             reasons = "; ".join(str(error) for error in failures.values())
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()

@@ -32,6 +32,8 @@ logger = Logger("minibroker.client")
 START_PATIENCE_S = 2.0
 """`start` tries to reach a broker for this long. A cluster that is starting answers within that time, and users with a
 mistyped address should not wait longer."""
+SILENCE_PATIENCE_S = 5.0
+"""`start` waits for an answer for this long if a broker is silent: it, or this program, may be short of CPU time."""
 
 
 class ClientRuntime:
@@ -91,7 +93,7 @@ class ClientRuntime:
     async def start(self) -> None:
         """Reach a broker and begin to keep metadata fresh. Raises NetworkError naming every address and the reason."""
         self._loop = asyncio.get_running_loop()
-        await self.metadata.first_refresh(min(START_PATIENCE_S, self.request_timeout_s))
+        await self.metadata.first_refresh(START_PATIENCE_S, SILENCE_PATIENCE_S)
         self.go_on()
 
     def go_on(self) -> None:

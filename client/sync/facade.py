@@ -93,7 +93,8 @@ class Facade(Blocking, Generic[C]):
         self._background = Background(self._noun, self._was_forked, self._begin_to_exit)
 
     def start(self) -> None:
-        """Reach a broker. Raises NetworkError naming every address and the reason if none answers within 2 s."""
+        """Reach a broker. Raises NetworkError naming every address and the reason if none answers within 2 s, or
+        within 5 s if one is silent."""
         if self._state != "not started":
             raise (
                 self._not_running()

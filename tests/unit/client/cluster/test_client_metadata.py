@@ -255,6 +255,18 @@ def test_brokers_that_were_reached_and_do_not_answer_are_not_said_to_be_down(mon
     run(scenario)
 
 
+def test_a_start_waits_longer_for_a_silent_broker_than_for_one_that_is_down(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minibroker.client.cluster.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("minibroker.client.cluster.runtime.START_PATIENCE_S", 0.1)
+
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        scripted.script(METADATA, *[HANG] * 3)
+        await runtime.start()
+        assert len(scripted.requests(METADATA)) > 3
+
+    run(scenario)
+
+
 @pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
     ("said", "why"),
@@ -363,6 +375,7 @@ async def test_a_peer_that_speaks_another_protocol_is_named() -> None:
 async def test_an_advertised_address_that_cannot_be_reached_is_explained(
     scripted: ScriptedCluster, runtime: ClientRuntime, /
 ) -> None:
+    runtime.metadata._bootstrap = runtime.metadata._bootstrap[:1]  # so that the start reaches no other broker
     await runtime.start()
     elsewhere = scripted.nodes[1]
     address = runtime.metadata.cluster.brokers[1]
