@@ -16,6 +16,9 @@ from typing import Any, NamedTuple, cast
 
 from minibroker.broker.storage.producer_state import EndedTransaction, ProducerState
 from minibroker.broker.transactions.transaction import ProducerIdAndEpoch
+from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
+from minibroker.client.producer import Producer
 from minibroker.protocol import apis, topic_ids
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import APIS, Api, decode_request, decode_request_envelope, encode_response
@@ -503,6 +506,14 @@ class ScriptedCluster:
                 answers.append(m.DeleteRecordsPartitionResult(index, low_watermark, code))
             topics.append(m.DeleteRecordsTopicResult(topic.name, answers))
         return m.DeleteRecordsResponse(0, topics)
+
+
+def leap(client: Admin | Consumer | Producer, by_s: float = 3_600.0) -> None:
+    """Set the client's clock forward, so that the deadline of its call passes at this point of the script, however
+    long the machine took to reach it."""
+    clock = client._runtime.clock
+    monotonic = clock.monotonic
+    clock.monotonic = lambda: monotonic() + by_s  # type: ignore[method-assign]
 
 
 def _first_at(log: Log, timestamp: int) -> tuple[int, int]:

@@ -171,7 +171,7 @@ def test_an_address_that_swallows_packets_does_not_hide_the_next(
         loop = asyncio.get_running_loop()
         began = loop.time()
         await connect(RealNetwork(), "several", port)
-        assert 0.2 < loop.time() - began < 1
+        assert 0.2 < loop.time() - began < DEADLINE_S / 2  # a silent address takes the whole time
 
     with resolving(monkeypatch) as resolver, listening() as port, swallowing(port) as silent:
         resolver.addresses = [silent, "127.0.0.1"]

@@ -25,6 +25,7 @@ from tests.unit.client.scripted_broker import (
     Action,
     Received,
     ScriptedCluster,
+    leap,
     reject,
 )
 
@@ -153,17 +154,27 @@ async def test_a_change_whose_answer_was_lost_counts_as_done_if_it_is_found_done
     assert len(cluster.requests(DELETE_TOPICS)) == 3  # the first attempt asks only for the id
 
 
-@run_by(run, default_api_timeout_ms=300)
+@run_by(run)
 async def test_what_no_retry_mends_within_the_timeout_is_raised(cluster: ScriptedCluster, admin: Admin, /) -> None:
-    cluster.rules.append(lambda received: reject(ErrorCode.NOT_CONTROLLER) if received.api is CREATE_TOPICS else None)
+    def third_time_leaps(action: Action) -> Callable[[Received], Action | None]:
+        def rule(received: Received) -> Action | None:
+            if received.api is not CREATE_TOPICS:
+                return None
+            if len(cluster.requests(CREATE_TOPICS)) % 3 == 0:
+                leap(admin)
+            return action
+
+        return rule
+
+    cluster.rules = [third_time_leaps(reject(ErrorCode.NOT_CONTROLLER))]
     with pytest.raises(BrokerError) as caught:
         await admin.create_topic("orders")
     assert caught.value.code is ErrorCode.NOT_CONTROLLER
-    assert len(cluster.requests(CREATE_TOPICS)) > 1
-    cluster.rules.clear()
-    cluster.rules.append(lambda received: DROP if received.api is CREATE_TOPICS else None)
+    assert len(cluster.requests(CREATE_TOPICS)) == 3
+    cluster.rules = [third_time_leaps(DROP)]
     with pytest.raises(NetworkError):
         await admin.create_topic("orders")
+    assert len(cluster.requests(CREATE_TOPICS)) == 6
 
 
 @run_by(run)
@@ -184,7 +195,7 @@ async def test_an_admin_that_is_closed_says_so(cluster: ScriptedCluster, admin: 
         await admin.start()
 
 
-@run_by(run, default_api_timeout_ms=300)
+@run_by(run)
 async def test_every_call_of_a_client_that_does_not_run_raises_closed(
     cluster: ScriptedCluster, admin: Admin, /
 ) -> None:
@@ -369,12 +380,13 @@ async def test_a_late_attempt_to_delete_all_records_deletes_none_produced_since(
     assert asked == [10, 10]
 
 
-@run_by(run, default_api_timeout_ms=500)
+@run_by(run)
 async def test_a_partition_without_a_leader_does_not_keep_the_others_from_being_deleted_from(
     cluster: ScriptedCluster, admin: Admin, /
 ) -> None:
     with_ten_records_each(cluster, 2)
     cluster.log("orders", 0).leader = -1
+    cluster.rules.append(lambda _: leap(admin) if cluster.log("orders", 1).start == 10 else None)
     with pytest.raises(PartitionErrors) as caught:
         await admin.delete_records({TopicPartition("orders", index): -1 for index in range(2)})
     assert list(caught.value.errors) == [TopicPartition("orders", 0)]
@@ -398,7 +410,7 @@ async def test_a_deletion_is_asked_of_the_next_leader(cluster: ScriptedCluster, 
 
 
 @pytest.mark.slow
-@run_by(run, default_api_timeout_ms=300)
+@run_by(run, default_api_timeout_ms=1_500)
 async def test_records_may_yet_be_deleted_if_time_runs_out(cluster: ScriptedCluster, admin: Admin, /) -> None:
     with_ten_records_each(cluster, 1)
     cluster.rules.append(lambda received: HANG if received.api is DELETE_RECORDS else None)
@@ -407,7 +419,7 @@ async def test_records_may_yet_be_deleted_if_time_runs_out(cluster: ScriptedClus
     assert isinstance(caught.value.errors[TopicPartition("orders", 0)], NetworkError)
 
 
-@run_by(run, default_api_timeout_ms=500)
+@run_by(run)
 async def test_a_topic_that_was_created_again_since_loses_no_records(cluster: ScriptedCluster, admin: Admin, /) -> None:
     with_ten_records_each(cluster, 1)
 
@@ -415,6 +427,8 @@ async def test_a_topic_that_was_created_again_since_loses_no_records(cluster: Sc
         if received.api is DELETE_RECORDS and received.body.topics[0].topic_id == cluster.topics["orders"].topic_id:
             del cluster.topics["orders"]
             with_ten_records_each(cluster, 1)
+        if len(cluster.requests(DELETE_RECORDS)) == 3:
+            leap(admin)
         return None
 
     cluster.rules.append(created_again)

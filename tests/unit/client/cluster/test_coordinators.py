@@ -29,9 +29,11 @@ from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_DROP,
     DROP,
     HANG,
+    Action,
     Received,
     ScriptedCluster,
     carry_out_and_answer,
+    leap,
     reject,
 )
 
@@ -130,21 +132,39 @@ async def test_a_coordinator_that_says_nothing_is_left_once_there_is_another(
     assert asked(cluster, OFFSET_FETCH) == [0, 2]
 
 
-@run_by(run, default_api_timeout_ms=300)
+@run_by(run)
 async def test_after_the_time_for_it_the_last_error_is_raised(cluster: GroupCluster, admin: Admin, /) -> None:
-    cluster.rules.append(
-        lambda received: reject(ErrorCode.COORDINATOR_NOT_AVAILABLE) if received.api is FIND_COORDINATOR else None
-    )
+    def third_time_leaps(received: Received) -> None:
+        if received.api is FIND_COORDINATOR and len(cluster.requests(FIND_COORDINATOR)) % 3 == 0:
+            leap(admin)
+
+    def unavailable(received: Received) -> Action | None:
+        return reject(ErrorCode.COORDINATOR_NOT_AVAILABLE) if received.api is FIND_COORDINATOR else None
+
+    cluster.rules = [third_time_leaps, unavailable]
     with pytest.raises(BrokerError, match="COORDINATOR_NOT_AVAILABLE.*no leader, or .*: see `minibroker status`"):
         await admin.list_group_offsets("billing")
     await cluster.nodes[0].stop()
-    cluster.rules.clear()
+    cluster.rules = [third_time_leaps]
     with pytest.raises(NetworkError):
         await admin.list_group_offsets("billing")
 
 
-@run_by(run, default_api_timeout_ms=300)
-async def test_an_answer_says_more_than_an_attempt_without_time_for_one(cluster: GroupCluster, admin: Admin, /) -> None:
+@run_by(run)
+async def test_an_answer_says_more_than_an_attempt_without_time_for_one(
+    cluster: GroupCluster, admin: Admin, /, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("minibroker.client.cluster.coordinators.FIRST_ATTEMPT_TIMEOUT_S", 10.0)
+    left_s = 2.0
+    seen: list[Received] = []
+
+    def first_leaps(received: Received) -> None:
+        if received.api is FIND_COORDINATOR:
+            if not seen:
+                leap(admin, 60 - left_s)
+            seen.append(received)
+
+    cluster.rules.append(first_leaps)
     cluster.script(FIND_COORDINATOR, reject(ErrorCode.COORDINATOR_NOT_AVAILABLE), *[HANG] * 30)
     with pytest.raises(BrokerError, match="COORDINATOR_NOT_AVAILABLE") as raised:
         await admin.list_group_offsets("billing")

@@ -828,7 +828,7 @@ async def test_an_undeserializable_record_raises_after_those_before_it_until_it_
                 return [(await anext(consumer)).value]
             if mode == "batches":
                 return list((await anext(consumer.batches())).values)
-            return [record.value for record in await consumer.poll()]
+            return [record.value for record in await consumer.poll(30_000)]
 
         got: list[object] = []
         while len(got) < 2:
@@ -852,7 +852,7 @@ async def test_poll_returns_a_list_even_if_there_is_nothing(cluster: ScriptedClu
         cluster.notify()
         got: list[Record] = []
         while len(got) < 60:
-            some = await consumer.poll(max_records=7)
+            some = await consumer.poll(30_000, max_records=7)
             assert 1 <= len(some) <= 7
             got += some
         assert sorted((record.partition, record.offset) for record in got) == [
@@ -865,7 +865,7 @@ async def test_records_batches_and_polls_may_be_mixed(cluster: ScriptedCluster, 
     fill(cluster.log("orders"), 40)
     async with Consumer(cluster.bootstrap, topics=["orders"]) as consumer:
         assert numbers(await take(consumer, 3)) == [0, 1, 2]
-        assert numbers(await consumer.poll(max_records=12)) == list(range(3, 15))
+        assert numbers(await consumer.poll(30_000, max_records=12)) == list(range(3, 15))
         assert list((await anext(consumer.batches())).offsets) == [15, 16, 17, 18, 19]
         assert numbers(await take(consumer, 1)) == [20]
         assert await consumer.position(P0) == 21

@@ -606,8 +606,8 @@ async def test_auto_commit_counts_what_is_in_hand_only_if_the_consumer_is_left_w
                 for _ in range(3):
                     await anext(batches)
             else:
-                assert numbers(await consumer.poll(max_records=3)) == [0, 1, 2]
-                assert numbers(await consumer.poll(max_records=4)) == [3, 4, 5, 6]
+                assert numbers(await consumer.poll(30_000, max_records=3)) == [0, 1, 2]
+                assert numbers(await consumer.poll(30_000, max_records=4)) == [3, 4, 5, 6]
             if leaves_by == "exception":
                 raise Oops
 

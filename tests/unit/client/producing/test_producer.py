@@ -21,9 +21,11 @@ from tests.unit.client.scripted_broker import (
     CARRY_OUT_AND_HANG,
     DROP,
     HANG,
+    Action,
     Received,
     ScriptedCluster,
     carry_out_and_answer,
+    leap,
     reject,
 )
 
@@ -420,12 +422,20 @@ async def test_a_record_waits_for_a_topic_that_is_about_to_exist(cluster: Script
 
 @run_by(run)
 async def test_a_delivery_times_out_with_the_reason_of_the_last_attempt(cluster: ScriptedCluster, /) -> None:
-    cluster.rules.append(lambda received: reject(ErrorCode.NOT_ENOUGH_REPLICAS) if received.api is PRODUCE else None)
-    async with Producer(cluster.bootstrap, delivery_timeout_ms=300, retry_backoff_ms=20) as producer:
+    async with Producer(cluster.bootstrap, retry_backoff_ms=20) as producer:
+
+        def refuse(received: Received) -> Action | None:
+            if received.api is not PRODUCE:
+                return None
+            if len(cluster.requests(PRODUCE)) == 3:
+                leap(producer)
+            return reject(ErrorCode.NOT_ENOUGH_REPLICAS)
+
+        cluster.rules.append(refuse)
         with pytest.raises(DeliveryTimedOut, match="NOT_ENOUGH_REPLICAS") as caught:
             await producer.send("orders", b"v")
         assert isinstance(caught.value, TimeoutError)
-        assert len(cluster.requests(PRODUCE)) > 1
+        assert len(cluster.requests(PRODUCE)) == 3
 
 
 @pytest.mark.slow

@@ -110,7 +110,7 @@ async def test_transactional_ids_are_listed_by_state_and_producer(
 def test_a_broker_that_does_not_answer_is_named_after_the_transactions_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("minibroker.client.cli.topics.API_TIMEOUT_MS", 300)
+    monkeypatch.setattr("minibroker.client.cli.topics.API_TIMEOUT_MS", 2_000)
 
     async def scenario(cluster: TransactionCluster, command: Command) -> None:
         cluster.rules.append(lambda r: DROP if r.api is LIST_TRANSACTIONS and r.node_id == 0 else None)
@@ -280,7 +280,7 @@ async def test_a_partition_that_cannot_be_searched_is_named_after_what_was_found
         )
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("minibroker.client.cli.topics.API_TIMEOUT_MS", 300)
+        patched.setattr("minibroker.client.cli.topics.API_TIMEOUT_MS", 2_000)
         ended = await command("find-hanging")
     assert ended.code == 1
     assert [row[2] for row in table(ended.out)[1:]] == ["7"]

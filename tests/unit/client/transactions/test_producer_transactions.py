@@ -24,7 +24,7 @@ from minibroker.client.group.commits import GroupMetadata, OffsetAndMetadata
 from minibroker.client.producer import Producer
 from minibroker.client.transactions.transaction import Transaction
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import END_TXN, FIND_COORDINATOR, INIT_PRODUCER_ID, PRODUCE, TXN_OFFSET_COMMIT
+from minibroker.protocol.apis import END_TXN, FIND_COORDINATOR, INIT_PRODUCER_ID, PRODUCE, TXN_OFFSET_COMMIT, Api
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import parse_header
@@ -38,6 +38,7 @@ from tests.unit.client.scripted_broker import (
     Received,
     ScriptedCluster,
     carry_out_and_answer,
+    leap,
     reject,
 )
 
@@ -69,6 +70,16 @@ def committed(cluster: ScriptedCluster) -> list[bytes | None]:
 
 def ends(cluster: ScriptedCluster) -> list[bool]:
     return [request.committed for request in cluster.requests(END_TXN)]
+
+
+def ends_upon(cluster: ScriptedCluster, api: Api[Any, Any], limit: asyncio.Timeout) -> None:
+    """Let the time run out when the first such request arrives."""
+
+    def rule(received: Received) -> None:
+        if received.api is api and not limit.expired():
+            limit.reschedule(0)
+
+    cluster.rules.insert(0, rule)
 
 
 def lose_ends(cluster: ScriptedCluster) -> Callable[[], None]:
@@ -358,7 +369,8 @@ async def test_a_record_that_fails_unnoticed_makes_the_commit_an_abort(cluster: 
 @run_by(run)
 async def test_a_record_that_times_out_aborts(cluster: ScriptedCluster, /) -> None:
     cluster.rules.append(rule_of(PRODUCE.key, DROP))
-    async with producer_of(cluster, delivery_timeout_ms=200) as producer:
+    async with producer_of(cluster) as producer:
+        cluster.rules.insert(0, lambda received: leap(producer) if received.api is PRODUCE else None)
         with pytest.raises(TransactionAborted, match="not acknowledged within"):
             async with producer.transaction():
                 producer.send("orders", b"late", partition=0)
@@ -456,7 +468,7 @@ async def test_a_commit_without_an_answer_has_an_unknown_outcome_until_it_is_ask
     cluster: ScriptedCluster, /
 ) -> None:
     cluster.rules.append(rule_of(END_TXN.key, CARRY_OUT_AND_HANG))
-    async with producer_of(cluster, transaction_timeout_ms=300, max_block_ms=1) as producer:
+    async with producer_of(cluster, transaction_timeout_ms=1_000, max_block_ms=1) as producer:
         with pytest.raises(CommitOutcomeUnknown, match=r"was_committed\(\)") as caught:
             async with producer.transaction() as transaction:
                 producer.send("orders", b"a", partition=0)
@@ -477,7 +489,8 @@ async def test_a_commit_without_an_answer_has_an_unknown_outcome_until_it_is_ask
 def test_the_next_transaction_first_finds_out_how_the_previous_one_ended(has_timed_out: bool) -> None:
     async def scenario(cluster: ScriptedCluster) -> None:
         release = lose_ends(cluster)
-        async with producer_of(cluster, transaction_timeout_ms=300, max_block_ms=1) as producer:
+        async with producer_of(cluster) as producer:
+            cluster.rules.insert(0, lambda received: leap(producer) if received.api is END_TXN else None)
             with pytest.raises(CommitOutcomeUnknown):
                 async with producer.transaction() as transaction:
                     producer.send("orders", b"a", partition=0)
@@ -497,7 +510,7 @@ async def test_a_producer_fenced_during_an_unanswered_commit_says_that_it_may_be
     cluster: ScriptedCluster, /
 ) -> None:
     cluster.rules.append(rule_of(END_TXN.key, CARRY_OUT_AND_HANG))
-    async with producer_of(cluster, transaction_timeout_ms=300, max_block_ms=1) as producer:
+    async with producer_of(cluster, transaction_timeout_ms=1_000, max_block_ms=1) as producer:
         with pytest.raises(CommitOutcomeUnknown):
             async with producer.transaction() as transaction:
                 producer.send("orders", b"a", partition=0)
@@ -537,8 +550,9 @@ async def test_a_producer_fenced_after_a_refused_commit_does_not_say_that_it_was
 async def test_cancelling_a_block_aborts_it(cluster: ScriptedCluster, /) -> None:
     async with producer_of(cluster) as producer:
         with pytest.raises(TimeoutError):  # noqa: PT012
-            async with asyncio.timeout(0.05), producer.transaction() as transaction:
+            async with asyncio.timeout(None) as limit, producer.transaction() as transaction:
                 await producer.send("orders", b"a", partition=0)
+                limit.reschedule(0)
                 await asyncio.sleep(60)
         assert not await transaction.was_committed()
         assert cluster.transactions.state("t") is TransactionState.COMPLETE_ABORT
@@ -551,8 +565,9 @@ async def test_cancelling_a_block_aborts_it(cluster: ScriptedCluster, /) -> None
 async def test_cancelling_the_end_before_the_commit_aborts(cluster: ScriptedCluster, /) -> None:
     cluster.script(PRODUCE, HANG)
     async with producer_of(cluster, request_timeout_ms=500) as producer:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.1), producer.transaction() as transaction:
+        with pytest.raises(TimeoutError):  # noqa: PT012
+            async with asyncio.timeout(None) as limit, producer.transaction() as transaction:
+                ends_upon(cluster, PRODUCE, limit)
                 producer.send("orders", b"a", partition=0)
         assert not await transaction.was_committed()
         async with producer.transaction():
@@ -564,8 +579,9 @@ async def test_cancelling_the_end_before_the_commit_aborts(cluster: ScriptedClus
 async def test_a_commit_whose_wait_is_cancelled_goes_on(cluster: ScriptedCluster, /) -> None:
     release = lose_ends(cluster)
     async with producer_of(cluster, request_timeout_ms=500) as producer:
-        with pytest.raises(TimeoutError):
-            async with asyncio.timeout(0.2), producer.transaction() as transaction:
+        with pytest.raises(TimeoutError):  # noqa: PT012
+            async with asyncio.timeout(None) as limit, producer.transaction() as transaction:
+                ends_upon(cluster, END_TXN, limit)
                 producer.send("orders", b"a", partition=0)
         release()
         assert await transaction.was_committed()
@@ -644,9 +660,10 @@ async def test_a_dropped_producer_aborts_its_open_transaction(cluster: ScriptedC
 @run_by(run)
 async def test_cancelling_the_body_of_a_producer_aborts_its_open_transaction(cluster: ScriptedCluster, /) -> None:
     with pytest.raises(TimeoutError):  # noqa: PT012
-        async with asyncio.timeout(0.1), producer_of(cluster) as producer:
+        async with asyncio.timeout(None) as limit, producer_of(cluster) as producer:
             await producer.transaction().__aenter__()
             await producer.send("orders", b"a", partition=0)
+            limit.reschedule(0)
             await asyncio.sleep(60)
     assert cluster.transactions.state("t") is TransactionState.COMPLETE_ABORT
 
@@ -741,7 +758,7 @@ async def test_a_member_that_lost_its_partitions_since_gives_no_metadata_until_i
     async with Consumer(
         cluster.bootstrap, topics=["input"], group="billing", heartbeat_interval_ms=20, session_timeout_ms=6_000
     ) as consumer:
-        await consumer.poll(max_records=1)
+        await consumer.poll(30_000, max_records=1)
         group = cluster.groups.group("billing")
         for member_id in list(group.members):
             group.remove(member_id)
@@ -749,7 +766,7 @@ async def test_a_member_that_lost_its_partitions_since_gives_no_metadata_until_i
             await asyncio.sleep(0.01)
         with pytest.raises(BrokerError, match="not a member of group billing now, or not any more"):
             consumer.group_metadata()
-        await consumer.poll(max_records=1)
+        await consumer.poll(30_000, max_records=1)
         assert consumer.group_metadata().generation_id == 2
 
 
