@@ -17,15 +17,18 @@ socket without a loop (the coordinator moves, which requires look-ups, time limi
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+import inspect
+from collections.abc import Callable, Coroutine
+from dataclasses import replace
 from functools import partial
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from minibroker.client.cluster.connections import OVERDUE_S
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.fetching.in_hand import InHand
 from minibroker.client.log import Logger, defer
+from minibroker.client.security import Protection
 from minibroker.client.tasks import Waker
 from minibroker.protocol.apis import HEARTBEAT, LEAVE_GROUP
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
@@ -92,8 +95,8 @@ class Heart:
             request_timeout_ms=runtime.request_timeout_s * 1_000,
             retry_backoff_ms=runtime.retry_backoff_s * 1_000,
             metadata_max_age_ms=runtime.metadata_max_age_s * 1_000,
-            protection=runtime.protection,
         )
+        self._protection = runtime.protection
         self._client_id = runtime.connections.client_id
         self._in_hand = in_hand
         self._tell = tell
@@ -131,7 +134,8 @@ class Heart:
         if (loop := asyncio.get_running_loop()) is not self._loop:
             defer(loop)
         crashed: list[BaseException] = []
-        runtime = self._runtime(world=world, on_crash=crashed.append)
+        protection = with_tokens_of(self._loop, self._protection)
+        runtime = self._runtime(world=world, on_crash=crashed.append, protection=protection)
         self._waker = Waker()
         self._mark, self._marked_at = self._in_hand.mark(), world.clock.monotonic()
         runtime.metadata.request_refresh()  # as long as the bootstrap addresses are those of living brokers
@@ -214,6 +218,20 @@ class Heart:
             self._loop.call_soon_threadsafe(self._tell, news)
         except RuntimeError:
             return  # it was closed just now
+
+
+def with_tokens_of(loop: asyncio.AbstractEventLoop | None, protection: Protection) -> Protection:
+    """Return the same protection for another thread. A coroutine that provides tokens runs in the user's loop, to which
+    its connections and locks belong."""
+    sasl = protection.sasl
+    if loop is None or sasl is None or not inspect.iscoroutinefunction(sasl.token_provider):
+        return protection
+    provider: Callable[[], Coroutine[Any, Any, str]] = sasl.token_provider
+
+    async def token() -> str:
+        return await asyncio.wrap_future(asyncio.run_coroutine_threadsafe(provider(), loop))
+
+    return protection._replace(sasl=replace(sasl, token_provider=token))
 
 
 async def leave(coordinators: Coordinators, membership: Membership, reason: str, timeout_s: float) -> None:
