@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from functools import partial
 from random import Random
 
 import pytest
@@ -36,13 +37,9 @@ async def _read(storm: Storm, world: VirtualWorld) -> None:
 async def _expire_all_sessions(storm: Storm) -> None:
     zookeeper = storm.simulation.zookeeper
     for broker_id in storm.cluster.broker_ids:
-        registered = zookeeper.stat(znodes.broker_path(broker_id)).czxid
+        path = znodes.broker_path(broker_id)
         zookeeper.expire(host_name(broker_id))
-        await storm.cluster.until(
-            lambda b=broker_id, z=registered: (
-                zookeeper.has(znodes.broker_path(b)) and zookeeper.stat(znodes.broker_path(b)).czxid > z
-            )
-        )
+        await storm.cluster.until(partial(zookeeper.has, path))
 
 
 async def _look(storm: Storm) -> None:
