@@ -206,8 +206,11 @@ class LocalCluster:
     def _launch(self, cluster: ClusterFile, before: ClusterFile | None) -> ClusterFile:
         cluster = msgspec.structs.replace(cluster, log_level=os.environ.get(LOG_LEVEL, ""))
         plan.check_ports(cluster.brokers, ports.is_free)
+        tls = zookeeper.tls_of(cluster.settings)
         if cluster.zookeeper.port is None:
-            zookeeper.check_servers(cluster.zookeeper.connect, zookeeper.tls_of(cluster.settings))
+            zookeeper.check_servers(cluster.zookeeper.connect, tls)
+        elif tls is not None:
+            raise LaunchError(zookeeper.OWN_WITHOUT_TLS)
         cluster_file.save(self.directory, cluster)
         try:
             self._make_secrets(cluster)

@@ -26,6 +26,10 @@ from minibroker.protocol.connections.zookeeper_tls import ENABLE, ZOOKEEPER, Zoo
 from minibroker.protocol.errors import MinibrokerError
 
 DEFAULT_PORT = 2181
+OWN_WITHOUT_TLS = (
+    f"{ENABLE}=true, but the ZooKeeper that `minibroker up` starts speaks no TLS: give --zookeeper HOST:PORT of one "
+    "that does, or leave the setting away"
+)
 START_TIMEOUT_S = 60.0
 """A start takes one second, or up to thirty on a busy machine."""
 

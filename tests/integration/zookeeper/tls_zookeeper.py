@@ -95,8 +95,7 @@ class TlsZooKeeper(ZooKeeperProcess):
         probe = str(self._directory / "probe.pem")
         tls = launcher.tls_of({**self.settings, "zookeeper.ssl.keystore.location": probe})
         assert wait_until(
-            lambda: not is_alive(process) or launcher.is_serving(LOOPBACK, self._port, tls=tls),
-            launcher.START_TIMEOUT_S,
+            lambda: not is_alive(process) or launcher.is_any_serving(self.address, tls), launcher.START_TIMEOUT_S
         )
         assert is_alive(process), self._log.read_text()
 
