@@ -19,8 +19,11 @@ import math
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
+from functools import cache
 from random import Random
 from typing import TYPE_CHECKING, Any, NamedTuple
+
+import scramp.core
 
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.network.request_channel import Request
@@ -189,6 +192,7 @@ class Security:
     def start(self) -> None:
         """Start the administrator who keeps the ACLs as they are wanted."""
         if self.is_on:
+            self._storm.event("clients authenticate themselves")
             world = self._storm.cluster.client("acl-admin")
             world.process.start(self._keep_acls(world), "acl-admin")
 
@@ -340,6 +344,8 @@ class Security:
             yield
             return
         patches = Patches()
+        hashed = cache(scramp.core.hi)  # a millisecond for each connection, and again for each session
+        patches.set(scramp.core, "hi", lambda how, password, salt, times: hashed(how, password, salt, int(times)))
         patches.set(Links, "credentials_of", staticmethod(self.credentials_of))
 
         @patches.instead_of(Client, "__init__")

@@ -70,6 +70,7 @@ async def _scenario(storm: Storm) -> None:
     await asyncio.sleep(5)
     with security.with_password(READER, None):
         await asyncio.sleep(security.session_s + HEARS_WITHIN_S + 5)
+    assert not reading.done()
     reading.cancel()
     looking.cancel()
 
