@@ -1,5 +1,8 @@
 """Accepts the connections of a listener: applies the limits and distributes connections over the processors in turn.
 
+If NEW_CONNECTIONS wait for a processor, the next one is tried. While they wait for all processors, no connection is
+accepted: further ones wait in the operating system's queue, or are delayed for another turn of the loop.
+
 A delayed connection has a timer, and nothing waits for it: neither this listener nor another one.
 """
 
@@ -18,6 +21,10 @@ from minibroker.protocol.connections.tls import TlsFailed
 from minibroker.protocol.world import Incoming, Listener
 
 logger = logging.getLogger("minibroker.network")
+
+NEW_CONNECTIONS = 20
+"""New connections that may wait for a processor (Kafka's ConnectionQueueSize), until the next turn of the loop.
+TLS handshakes that have begun are not among them: silent clients must not keep others out."""
 
 MOST_DELAYED = 1_000
 """Connections of a listener that may be delayed at a time. They hold file descriptors, and nothing else."""
@@ -64,7 +71,7 @@ class Acceptor:
         self._is_started = True
         for processor in self.processors:
             processor.start()
-        self.listener.start(self._on_connection)
+        self.listener.start(self._on_connection, self._has_room)
 
     @property
     def all_processors(self) -> list[Processor]:
@@ -127,8 +134,11 @@ class Acceptor:
         (self._counts.address_delays if stage.of is RateOf.ADDRESS else self._counts.delays).add(delay_s)
 
         def its_turn() -> None:
-            del self._delayed[incoming]
-            self._wait_for_turns(incoming, address, then)
+            if self._has_room():
+                del self._delayed[incoming]
+                self._wait_for_turns(incoming, address, then)
+            else:
+                self._delayed[incoming] = asyncio.get_running_loop().call_later(0, its_turn)
 
         self._delayed[incoming] = asyncio.get_running_loop().call_later(delay_s, its_turn)
 
@@ -145,13 +155,25 @@ class Acceptor:
             self._refuse(incoming, refusal, now)
             return
         self._counts.accepted += 1
-        processor = self.processors[self._next_processor]
-        self._next_processor = (self._next_processor + 1) % len(self.processors)
+        processor = self._processor_in_turn()
+        processor.new.add(incoming)
         task = asyncio.get_running_loop().create_task(
             self._hand_over(incoming, address, processor), name=f"accept {incoming.peer} on {self.name}"
         )
         self._handing_over.add(task)
         task.add_done_callback(self._handing_over.discard)
+        task.add_done_callback(lambda task: processor.new.discard(incoming))
+
+    def _has_room(self) -> bool:
+        return any(len(processor.new) < NEW_CONNECTIONS for processor in self.processors)
+
+    def _processor_in_turn(self) -> Processor:
+        """Return the next processor that has room."""
+        while True:
+            processor = self.processors[self._next_processor]
+            self._next_processor = (self._next_processor + 1) % len(self.processors)
+            if len(processor.new) < NEW_CONNECTIONS or not self._has_room():
+                return processor
 
     async def _hand_over(self, incoming: Incoming, address: str, processor: Processor) -> None:
         entering = _Entering(address, self.name, asyncio.current_task())

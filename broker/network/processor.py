@@ -125,6 +125,8 @@ class Processor:
         """Creates the dialect of a connection."""
         if plane is Plane.CONTROL:  # only brokers connect here, with our own dialect
             self.new_dialect = lambda connection: NativeDialect(native, connection.session.is_broker)
+        self.new: set[Incoming] = set()
+        """Accepted connections that wait for this processor."""
         self.connections: dict[ServerConnection, None] = {}
         self.unsent: UnsentAnswers | None = None
         """The answers of all data listeners; None: unbounded."""
@@ -138,6 +140,7 @@ class Processor:
     async def adopt(self, incoming: Incoming, quotas: ConnectionQuotas, entering: Connected) -> None:
         """Take over a connection. In the quotas it takes the place of `entering`, and leaves them at its end. Raises
         OSError."""
+        self.new.discard(incoming)
         await incoming.attach(lambda: ServerConnection(self, incoming.peer, quotas, entering))
 
     def start(self) -> None:

@@ -185,8 +185,8 @@ class _TlsListener:
     def port(self) -> int:
         return self._listener.port
 
-    def start(self, on_connection: Callable[[Incoming], None]) -> None:
-        self._listener.start(lambda incoming: on_connection(_TlsIncoming(incoming, self._contexts)))
+    def start(self, on_connection: Callable[[Incoming], None], may_accept: Callable[[], bool] = lambda: True) -> None:
+        self._listener.start(lambda incoming: on_connection(_TlsIncoming(incoming, self._contexts)), may_accept)
 
     async def close(self) -> None:
         await self._listener.close()

@@ -62,7 +62,10 @@ class Listener(Protocol):
     @property
     def port(self) -> int: ...
 
-    def start(self, on_connection: Callable[[Incoming], None]) -> None: ...
+    def start(self, on_connection: Callable[[Incoming], None], may_accept: Callable[[], bool] = lambda: True) -> None:
+        """`may_accept` is asked before each connection; False leaves it and further ones queued until the loop's next
+        turn."""
+        ...
 
     async def close(self) -> None:
         """Stop accepting. Accepted connections stay open."""

@@ -77,15 +77,18 @@ class RealListener:
         self._socket = listening
         self.port: int = listening.getsockname()[1]
         self._on_connection: Callable[[Incoming], None] | None = None
+        self._may_accept: Callable[[], bool] = lambda: True
 
-    def start(self, on_connection: Callable[[Incoming], None]) -> None:
-        self._on_connection = on_connection
+    def start(self, on_connection: Callable[[Incoming], None], may_accept: Callable[[], bool] = lambda: True) -> None:
+        self._on_connection, self._may_accept = on_connection, may_accept
         asyncio.get_running_loop().add_reader(self._socket.fileno(), self._accept)
 
     def _accept(self) -> None:
         assert self._on_connection is not None
         # A limited number per turn of the loop, so that a storm of connections cannot block other work.
         for _ in range(64):
+            if not self._may_accept():
+                return
             try:
                 connection, address = self._socket.accept()
             except (BlockingIOError, ConnectionAbortedError):

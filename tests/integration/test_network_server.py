@@ -6,6 +6,7 @@ import asyncio
 import logging
 import socket
 import struct
+import time
 from collections.abc import AsyncIterator, Callable, Coroutine, Sequence
 from contextlib import asynccontextmanager
 from typing import Any
@@ -14,8 +15,10 @@ import msgspec
 import pytest
 import uvloop
 
-from minibroker.broker.network import processor, quotas
+from minibroker.broker.network import acceptor, processor, quotas
+from minibroker.broker.network.acceptor import Acceptor
 from minibroker.broker.network.kafka_dialect import KafkaDialect
+from minibroker.broker.network.processor import Processor
 from minibroker.broker.network.server import NetworkSettings, Request, RequestHandler, SocketServer
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
@@ -1158,6 +1161,33 @@ async def test_the_listener_of_the_brokers_is_served_although_clients_have_all_c
             assert broker is not None
             broker.metadata(2)
             assert await broker.correlation_ids(1) == [2]
+
+
+@pytest.mark.parametrize("rate", [1_000, 20])
+@run_by("run")
+async def test_new_connections_do_not_pile_up_at_processors_and_each_gets_its_share(
+    rate: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(acceptor, "NEW_CONNECTIONS", 2)
+    processors: list[Processor] = []
+    waiting: list[int] = []
+    open_one = Acceptor._open
+
+    def opened(self: Acceptor, *arguments: Any) -> None:
+        open_one(self, *arguments)
+        processors[:] = self.processors
+        waiting.append(max(len(each.new) for each in processors))
+
+    monkeypatch.setattr(Acceptor, "_open", opened)
+    async with serving(answer, NetworkSettings(max_connection_creation_rate=rate)) as up:
+        await asyncio.gather(*(up.connect() for _ in range(60)))
+        if rate == 20:
+            await until(lambda: up.server.metrics.per_listener["DATA"].delays.count == 40)
+            time.sleep(1.0)  # noqa: ASYNC251, the loop stands still, and the turns of many come at once
+        await until(lambda: len(waiting) == 60)
+        await until(lambda: up.server.open_connections()["DATA"] == 60)
+        assert max(waiting) == 2
+        assert [len(each.connections) for each in processors] == [20, 20, 20]
 
 
 @run_by("run")

@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 import uvloop
 
+from minibroker.broker.network import acceptor
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.settings.certificates import Certificates as BrokerCertificates
@@ -142,8 +143,7 @@ def test_silent_connections_are_closed_at_the_deadline_and_hold_up_nobody(
         async with serving(certificates.settings()) as up:
             silent = [await asyncio.open_connection("127.0.0.1", up.port) for _ in range(20)]
             assert await up.principal(client(certificates)) == "User:ANONYMOUS"
-            acceptor = up.server._acceptors[0]
-            assert sum(len(processor.connections) for processor in acceptor.processors) <= 1
+            assert up.server.open_connections()["SSL"] <= 1
             for reader, writer in silent:
                 assert await reader.read(10) == b""
                 writer.close()
@@ -154,16 +154,20 @@ def test_silent_connections_are_closed_at_the_deadline_and_hold_up_nobody(
     assert "its TLS handshake was not complete in time" in caplog.text
 
 
-def test_a_server_closes_while_a_handshake_hangs(certificates: Certificates, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_handshakes_that_hang_fill_no_queue_of_new_connections_and_a_server_closes_in_the_middle_of_them(
+    certificates: Certificates, monkeypatch: pytest.MonkeyPatch
+) -> None:
     monkeypatch.setattr(real, "HANDSHAKE_TIMEOUT_S", 60.0)
+    monkeypatch.setattr(acceptor, "NEW_CONNECTIONS", 1)
 
     async def run() -> None:
         async with serving(certificates.settings()) as up:
-            reader, writer = await asyncio.open_connection("127.0.0.1", up.port)
-            await asyncio.sleep(0.1)
+            hanging = [await asyncio.open_connection("127.0.0.1", up.port) for _ in range(10)]
+            assert await up.principal(client(certificates)) == "User:ANONYMOUS"
         assert up.server.planes[Plane.DATA].quotas.total == 0
-        assert await reader.read(10) == b""
-        writer.close()
+        for reader, writer in hanging:
+            assert await reader.read(10) == b""
+            writer.close()
 
     uvloop.run(run())
 

@@ -486,10 +486,11 @@ class VirtualListener:
         self._process = process
         self._backlog: deque[VirtualIncoming] = deque()
         self._on_connection: Callable[[Incoming], None] | None = None
+        self._may_accept: Callable[[], bool] = lambda: True
         self._closed = False
 
-    def start(self, on_connection: Callable[[Incoming], None]) -> None:
-        self._on_connection = on_connection
+    def start(self, on_connection: Callable[[Incoming], None], may_accept: Callable[[], bool] = lambda: True) -> None:
+        self._on_connection, self._may_accept = on_connection, may_accept
         for _ in self._backlog:
             self._loop.call_soon(self._accept, context=self._process.new_context())
 
@@ -512,7 +513,10 @@ class VirtualListener:
     def _accept(self) -> None:
         if self._backlog:  # empty if the listener was closed meanwhile
             assert self._on_connection is not None
-            self._on_connection(self._backlog.popleft())
+            if self._may_accept():
+                self._on_connection(self._backlog.popleft())
+            else:
+                self._loop.call_soon(self._accept, context=self._process.new_context())
 
 
 class VirtualIncoming:
