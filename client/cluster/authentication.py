@@ -69,12 +69,12 @@ async def authenticate_again(
     connection: Connection, credentials: Credentials, random: Random, timeout_s: float
 ) -> float | None:
     """As `authenticate`, on a connection that is in use: after the requests that are under way, and before all others.
-    A request that takes long, such as JoinGroup, is not counted in `timeout_s`."""
-    try:
-        await connection.hold()
-        return await authenticate(connection, credentials, random, timeout_s)
-    finally:
-        connection.release()
+    A request that takes long, such as JoinGroup, is not counted in `timeout_s`. If it raises, the others are still
+    held, and the caller closes the connection."""
+    await connection.hold()
+    session_s = await authenticate(connection, credentials, random, timeout_s)
+    connection.release()
+    return session_s
 
 
 _NO_SASL = 'this listener has no SASL: use security_protocol="SSL" or "PLAINTEXT", or the port of a listener with SASL'

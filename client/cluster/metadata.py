@@ -490,7 +490,6 @@ class Metadata:
         deadline = None if timeout_s is None else began + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         failures: dict[Address, Exception] = {}
-        are_silent = False
         while True:
             candidates = self._candidates()
             timeout_of_one_s = min(
@@ -509,13 +508,11 @@ class Metadata:
                         response = await connection.request(api, body, timeout_s=timeout_of_one_s)
                 except TimeoutError:
                     is_unanswered = True
-                    are_silent = are_silent or is_reached
                     if patience_s == timeout_of_one_s or address not in failures:  # an earlier error says more
                         text = f"{api.name} to {address}: no answer within {patience_s:.3g} s"
-                        failures[address] = NetworkError(text)
+                        failures[address] = RequestTimedOut(text) if is_reached else NetworkError(text)
                 except (NetworkError, InvalidMessage) as error:
                     is_unanswered = isinstance(error, RequestTimedOut)
-                    are_silent = are_silent or is_unanswered
                     failures[address] = error
                 else:
                     self._failed_at.pop(address, None)
@@ -533,6 +530,7 @@ class Metadata:
                     "Start the brokers (`minibroker start all`, or `minibroker up` if ZooKeeper does not run either), "
                     "or give the address of a running broker as bootstrap"
                 )
+                are_silent = any(isinstance(error, RequestTimedOut) for error in failures.values())
                 if are_silent:
                     remedy = "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"
                 error_type = RequestTimedOut if are_silent else NetworkError

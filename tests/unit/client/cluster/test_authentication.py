@@ -6,6 +6,7 @@ import asyncio
 import logging
 import threading
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from typing import Any
 
 import pytest
@@ -252,4 +253,23 @@ async def test_requests_wait_while_a_connection_is_held_and_keep_their_order() -
             assert connection.unsent_bytes > 0
             connection.release()
             await until(lambda: cluster.log("orders").values() == [b"0", b"1", b"2"])
+        assert guard.violations == []
+
+
+async def test_requests_that_wait_for_an_authentication_that_fails_are_not_sent() -> None:
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster, session_ms=200)
+        admin = Admin(cluster.bootstrap, **alice())
+        await admin.start()
+        guard.password = "changed"
+        address = Address("127.0.0.1", cluster.nodes[0].port)
+        connection = admin._runtime.connections.get(address, Purpose.REQUESTS)
+        assert connection is not None
+        await cluster.until(lambda: len(cluster.requests(SASL_HANDSHAKE)) == 2)
+        waiting = connection.send(METADATA, m.MetadataRequest(None))
+        assert connection.unsent_bytes > 0
+        with pytest.raises(NetworkError, match="not authenticated any more"):
+            await waiting
+        with suppress(AuthenticationFailed):
+            await admin.close()
         assert guard.violations == []

@@ -267,6 +267,19 @@ def test_a_start_waits_longer_for_a_silent_broker_than_for_one_that_is_down(monk
     run(scenario)
 
 
+def test_the_last_failure_of_a_broker_decides_whether_it_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("minibroker.client.cluster.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
+    monkeypatch.setattr("minibroker.client.cluster.runtime.SILENCE_PATIENCE_S", 1.0)
+
+    async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
+        scripted.script(METADATA, HANG, *[DROP] * 1_000)
+        with pytest.raises(NetworkError, match="Start the brokers") as failed:
+            await runtime.start()
+        assert not isinstance(failed.value, RequestTimedOut)
+
+    run(scenario, brokers=1)
+
+
 @pytest.mark.usefixtures("short_patience")
 @pytest.mark.parametrize(
     ("said", "why"),
@@ -322,8 +335,10 @@ async def test_a_refresh_that_fails_is_repeated_until_it_succeeds(
     await runtime.start()
     for node in scripted.nodes.values():
         await node.stop()
-    await runtime.metadata.refreshed()
-    error = runtime.metadata.last_error
+    error = None
+    while error is None:  # a refresh may be under way that succeeds
+        await runtime.metadata.refreshed()
+        error = runtime.metadata.last_error
     assert isinstance(error, NetworkError)
     await scripted.nodes[1].start()
     while runtime.metadata.last_error is not None:
