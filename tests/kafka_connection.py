@@ -85,5 +85,5 @@ class KafkaConnection(asyncio.BufferedProtocol):
 
 
 async def connect(network: Network, host: str, port: int) -> KafkaConnection:
-    async with asyncio.timeout(5):
+    async with asyncio.timeout(60):
         return await network.connect(host, port, KafkaConnection)

@@ -1077,7 +1077,7 @@ async def test_an_address_over_its_rate_delays_neither_another_one_nor_the_contr
         other.metadata(1)
         assert await other.correlation_ids(1) == [1]
         await up.connect("CONTROL")
-        assert asyncio.get_running_loop().time() - began < 0.9
+        assert asyncio.get_running_loop().time() - began < 5  # the last of the delayed ones waits for twice as long
         peers[1].metadata(7)
         assert await peers[1].correlation_ids(1) == [7]
 
@@ -1119,7 +1119,7 @@ async def test_a_listener_has_a_rate_of_its_own_that_delays_no_other_listener() 
         slow = [await up.connect("DATA") for _ in range(4)]
         for _ in range(10):
             assert await serves(up, "BROKERS")
-        assert now() - began < 0.9
+        assert now() - began < 4  # at the other listener's rate, 5
         for peer in slow:
             peer.metadata(1)
             assert await peer.correlation_ids(1) == [1]
@@ -1150,9 +1150,9 @@ async def test_the_listener_of_the_brokers_is_served_although_clients_have_all_c
     async with serving(answer, settings, data_listeners=TWO) as up:
         began = asyncio.get_running_loop().time()
         clients = [await serves(up, "DATA") for _ in range(3)]
-        brokers = [await serves(up, "BROKERS") for _ in range(4)]
+        brokers = [await serves(up, "BROKERS") for _ in range(20)]
         assert None not in brokers
-        assert asyncio.get_running_loop().time() - began < 0.9
+        assert asyncio.get_running_loop().time() - began < 5  # at the rate, more than 6
         for client in clients:
             assert client is not None
             assert await client.closed() == b""

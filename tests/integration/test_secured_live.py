@@ -70,7 +70,7 @@ def test_commands_use_the_file_of_the_data_directory_and_the_health_check_takes_
 
     def run(*arguments: str) -> str:
         command = [*minibroker, *arguments, "--data", str(cluster.directory)]
-        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+        return subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
 
     assert "orders" in run("topics", "list")
     assert "running" in run("status")
@@ -78,11 +78,11 @@ def test_commands_use_the_file_of_the_data_directory_and_the_health_check_takes_
     assert "sasl.username=admin" in run("client-config", "librdkafka")
     file = str(cluster.directory / "client.properties")
     command = [*minibroker, "--command-config", file, "status", "--bootstrap", cluster.bootstrap_servers]
-    assert "broker" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=30).stdout
+    assert "broker" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     port = cluster.bootstrap_servers.rpartition(":")[2]
     health = [sys.executable, "-m", "minibroker.deploy.observing.healthcheck", port]
-    assert subprocess.run([*health, "config", file], check=False, timeout=30).returncode == 0
-    assert subprocess.run([*health, "ssl"], check=False, timeout=30).returncode == 1
+    assert subprocess.run([*health, "config", file], check=False, timeout=120).returncode == 0
+    assert subprocess.run([*health, "ssl"], check=False, timeout=120).returncode == 1
     cluster.kill(1)
     cluster.restore()
     assert "orders" in run("topics", "list")

@@ -112,7 +112,7 @@ def test_librdkafka_produces_and_consumes(up: Up) -> None:
     consumer = confluent_kafka.Consumer({**up.of_librdkafka, "group.id": "tls", "auto.offset.reset": "earliest"})
     consumer.subscribe(["librdkafka"])
     try:
-        messages = consumer.consume(100, timeout=20)
+        messages = consumer.consume(100, timeout=60)
     finally:
         consumer.close()
     assert [message.value() for message in messages] == [b"%d" % number for number in range(100)]
@@ -160,10 +160,10 @@ def test_a_renewed_certificate_is_used_without_a_restart(up: Up) -> None:
     before = serial_number(up)
     good = up.certificates.broker.read_bytes()
     up.certificates.broker.write_bytes(good[: len(good) // 2])
-    until_true(lambda: "The previous certificates stay in use" in up.log(), within_s=20)
+    until_true(lambda: "The previous certificates stay in use" in up.log())
     assert serial_number(up) == before
     up.certificates.renew()
-    until_true(lambda: serial_number(up) != before, within_s=20)
+    until_true(lambda: serial_number(up) != before)
 
 
 def test_commands_and_the_health_check_use_tls(up: Up, tmp_path: Path) -> None:
@@ -172,12 +172,12 @@ def test_commands_and_the_health_check_use_tls(up: Up, tmp_path: Path) -> None:
     config = tmp_path / "client.properties"
     config.write_text(f"# for commands\nsecurity.protocol=SSL\nssl.truststore.location={up.certificates.authority}\n")
     minibroker = [sys.executable, "-m", "minibroker", "--command-config", str(config)]
-    subprocess.run([*minibroker, "produce", "commands", "-b", up.bootstrap], input=b"a\nb\n", check=True, timeout=30)
+    subprocess.run([*minibroker, "produce", "commands", "-b", up.bootstrap], input=b"a\nb\n", check=True, timeout=120)
     consume = [*minibroker, "consume", "commands", "-b", up.bootstrap, "--exit-at-end"]
-    found = subprocess.run(consume, check=True, capture_output=True, timeout=30).stdout
+    found = subprocess.run(consume, check=True, capture_output=True, timeout=120).stdout
     assert found.split() == [b"a", b"b"]
     health = [sys.executable, "-m", "minibroker.deploy.observing.healthcheck", str(up.port)]
-    assert subprocess.run([*health, "ssl"], check=False, timeout=30).returncode == 0
+    assert subprocess.run([*health, "ssl"], check=False, timeout=120).returncode == 0
     own = str(up.certificates.client("health"))
-    assert subprocess.run([*health, "ssl", own], check=False, timeout=30).returncode == 0
-    assert subprocess.run(health, check=False, timeout=30).returncode == 1
+    assert subprocess.run([*health, "ssl", own], check=False, timeout=120).returncode == 0
+    assert subprocess.run(health, check=False, timeout=120).returncode == 1

@@ -103,7 +103,7 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         until_true(lambda: len(cluster.view().brokers) == 1)
         up = Up(cluster, secured, metrics)
         admin = admins.AdminClient(up.librdkafka())
-        admin.create_topics([admins.NewTopic("orders", 1, 1)])["orders"].result(10)
+        admin.create_topics([admins.NewTopic("orders", 1, 1)])["orders"].result(60)
         set_password(admin, "alice", "wonderland")
         yield up
     finally:
@@ -117,7 +117,7 @@ def set_password(admin: Any, user: str, password: str) -> None:
         for mechanism in (admins.ScramMechanism.SCRAM_SHA_256, admins.ScramMechanism.SCRAM_SHA_512)
     ]
     for change in changes:
-        admin.alter_user_scram_credentials([change])[user].result(10)
+        admin.alter_user_scram_credentials([change])[user].result(60)
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -125,14 +125,14 @@ def test_librdkafka_produces(up: Up, mechanism: str) -> None:
     producer = confluent_kafka.Producer(up.librdkafka(mechanism, "alice", "wonderland"))
     outcomes: list[Any] = []
     producer.produce("orders", b"rd", on_delivery=lambda error, _: outcomes.append(error))
-    assert producer.flush(10) == 0
+    assert producer.flush(60) == 0
     assert outcomes == [None]
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
 def test_kafka_python_produces(up: Up, mechanism: str) -> None:
     producer = kafka.KafkaProducer(**up.python(mechanism, "alice", "wonderland"))
-    assert producer.send("orders", b"kp").get(10).offset >= 0
+    assert producer.send("orders", b"kp").get(60).offset >= 0
     producer.close()
 
 
@@ -180,7 +180,7 @@ def test_a_client_authenticates_itself_again_on_its_connection(up: Up) -> None:
         ends_at = time.monotonic() + 5
         while time.monotonic() < ends_at:
             producer.produce("orders", b"again", on_delivery=lambda error, _: outcomes.append(error))
-            producer.flush(10)
+            producer.flush(60)
             time.sleep(0.05)
         return up.metric("successful_reauthentication") > again and up.metric("expired_connections_killed") == killed
 
@@ -191,7 +191,7 @@ def test_a_client_authenticates_itself_again_on_its_connection(up: Up) -> None:
 def test_a_deleted_credential_is_refused_and_the_others_of_the_user_stay(up: Up) -> None:
     admin = admins.AdminClient(up.librdkafka())
     set_password(admin, "bob", "builder")
-    described = admin.describe_user_scram_credentials(["bob"])["bob"].result(10)
+    described = admin.describe_user_scram_credentials(["bob"])["bob"].result(60)
     assert [(each.mechanism, each.iterations) for each in described.scram_credential_infos] == [
         (admins.ScramMechanism.SCRAM_SHA_256, 4096),
         (admins.ScramMechanism.SCRAM_SHA_512, 4096),
@@ -199,7 +199,7 @@ def test_a_deleted_credential_is_refused_and_the_others_of_the_user_stay(up: Up)
     producer = kafka.KafkaProducer(**up.python("SCRAM-SHA-256", "bob", "builder"))
     producer.close()
     deletion = admins.UserScramCredentialDeletion("bob", admins.ScramMechanism.SCRAM_SHA_256)
-    admin.alter_user_scram_credentials([deletion])["bob"].result(10)
+    admin.alter_user_scram_credentials([deletion])["bob"].result(60)
 
     def is_refused() -> bool:
         try:
@@ -212,7 +212,7 @@ def test_a_deleted_credential_is_refused_and_the_others_of_the_user_stay(up: Up)
     kafka.KafkaProducer(**up.python("SCRAM-SHA-512", "bob", "builder")).close()
     refused = admin.alter_user_scram_credentials([deletion])["bob"]
     with pytest.raises(confluent_kafka.KafkaException, match="no credential"):
-        refused.result(10)
+        refused.result(60)
 
 
 class QuietHandler(http.server.SimpleHTTPRequestHandler):

@@ -343,7 +343,7 @@ async def test_a_closed_or_expired_session_leaves_no_thread_behind(zookeeper: st
         assert guard is not None
         await expire(zookeeper, session)
         await states.until(lambda seen: SessionState.EXPIRED in seen)
-    guard.join(10)
+    guard.join(60)
     left = {thread for thread in set(threading.enumerate()) - before if thread.name != "asyncio_0"}
     assert not left
     assert client.client_state == "CLOSED"

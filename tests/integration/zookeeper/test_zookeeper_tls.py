@@ -157,7 +157,7 @@ async def test_a_server_that_accepts_connections_and_answers_nothing_does_not_ta
         socket.create_server(("127.0.0.1", 0)) as silent,
         pytest.raises(ConnectionLoss, match="the TLS handshake was not complete after 1 s"),
     ):
-        await connect(f"127.0.0.1:{silent.getsockname()[1]}", secured.settings, 1_900, session_timeout_ms=2_000)
+        await connect(f"127.0.0.1:{silent.getsockname()[1]}", secured.settings, 4_000, session_timeout_ms=2_000)
 
 
 @pytest.mark.slow

@@ -31,7 +31,7 @@ class ClusterThread:
         async def run() -> T:
             return work()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def values(self, topic: str = "orders", partition: int = 0) -> list[bytes | None]:
         return self.do(lambda: self.cluster.log(topic, partition).values())
@@ -51,10 +51,10 @@ def scripted_cluster(brokers: int = 1, partitions: int = 1) -> Iterator[ClusterT
 
     thread = Thread(target=asyncio.run, args=(main(),), name="scripted cluster")
     thread.start()
-    running = started.result(10)
+    running = started.result(60)
     try:
         yield running
     finally:
         running.do(stop.set)
-        thread.join(20)
+        thread.join(60)
         assert not thread.is_alive()

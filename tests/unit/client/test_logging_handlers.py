@@ -83,7 +83,7 @@ def test_a_handler_that_dict_config_builds_may_use_blocking_clients(disturbance:
         if disturbance == "connections that break":
             cluster.do(lambda: cluster.cluster.script(PRODUCE, DROP, DROP, DROP))
         command = [sys.executable, *mode, "-c", PROGRAM, cluster.bootstrap, disturbance]
-        ended = subprocess.run(command, timeout=20, capture_output=True, text=True, check=False)
+        ended = subprocess.run(command, timeout=120, capture_output=True, text=True, check=False)
         assert ended.returncode == 0, ended.stderr
         values = [value for value in cluster.values() if value and value.startswith((b"line", b"configured", b"last"))]
     lines = [b"line %d" % number for number in range(5)]

@@ -32,7 +32,7 @@ class ScriptedLog:
         async def run() -> T:
             return function()
 
-        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(10)
+        return asyncio.run_coroutine_threadsafe(run(), self._loop).result(60)
 
     def script(self, api: Api[Any, Any], *actions: Action) -> None:
         self.call(lambda: self.cluster.script(api, *actions))
@@ -98,9 +98,9 @@ def scripted_log(brokers: int = 1) -> Iterator[ScriptedLog]:
 
     thread = threading.Thread(target=lambda: asyncio.run(main()))
     thread.start()
-    assert is_started.wait(10)
+    assert is_started.wait(60)
     try:
         yield started[0]
     finally:
         end.set()
-        thread.join(10)
+        thread.join(60)

@@ -91,7 +91,7 @@ class Moving:
             self.sent += 1
 
     async def until_moved(self, to: str = THERE) -> None:
-        async with asyncio.timeout(5):
+        async with asyncio.timeout(30):
             while self.log.log_dir != to or self.mover._moves:
                 await asyncio.sleep(0)
 
@@ -257,7 +257,7 @@ async def test_whenever_the_destination_fails_the_replica_is_served_from_where_i
         faults = moving.host.medium.faults
         faults.break_directory_at(THERE, operation, errno.EIO, after, lambda: blown.append(None))
         moving.mover.move(ORDERS, THERE)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while moving.mover._moves:
                 await asyncio.sleep(0)
         is_here = moving.log.log_dir == HERE
@@ -376,7 +376,7 @@ async def test_a_replica_that_is_deleted_while_it_is_moved_leaves_nothing_behind
         await asyncio.sleep(0)
     del moving.partitions[ORDERS]
     await moving.logs.delete(ORDERS)
-    async with asyncio.timeout(2):
+    async with asyncio.timeout(30):
         while moving.mover._moves:
             await asyncio.sleep(0)
     await moving.close()
@@ -393,7 +393,7 @@ def test_a_log_that_is_damaged_stays_where_it_is_and_the_destination_serves_on(
         await moving.log.checkpoint()
         moving.host.medium.rot(f"{HERE}/{ORDERS}/{0:020}.log", position, 4)
         moving.mover.move(ORDERS, THERE)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while moving.mover._moves:
                 await asyncio.sleep(0)
         assert moving.log.log_dir == HERE
@@ -460,7 +460,7 @@ def test_a_disk_that_has_too_little_room_for_the_copy_is_left_alone(caplog: pyte
         await moving.log.checkpoint()
         moving.host.medium.faults.free_bytes = 1_000
         moving.mover.move(ORDERS, THERE)
-        async with asyncio.timeout(2):
+        async with asyncio.timeout(30):
             while moving.mover._moves:
                 await asyncio.sleep(0)
         assert moving.log.log_dir == HERE

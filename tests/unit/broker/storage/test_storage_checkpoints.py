@@ -51,12 +51,12 @@ def test_the_event_loop_and_a_worker_thread_may_write_the_same_file_at_once(
         fsync(descriptor)
         if threading.current_thread() is not threading.main_thread() and not synced.is_set():
             synced.set()
-            assert go_on.wait(10)
+            assert go_on.wait(60)
 
     monkeypatch.setattr(os, "fsync", fsync_slowly)
     with ThreadPoolExecutor(1) as workers:
         by_worker = workers.submit(disk.write_atomically, path, b"same")
-        assert synced.wait(10)
+        assert synced.wait(60)
         disk.write_atomically(path, b"same")
         go_on.set()
         by_worker.result()

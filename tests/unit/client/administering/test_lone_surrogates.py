@@ -94,7 +94,7 @@ async def test_calls_refuse_text_that_cannot_be_sent() -> None:
     async def called(call: Callable[[Clients], object], clients: Clients) -> None:
         result: Any = call(clients)
         if inspect.isawaitable(result):
-            async with asyncio.timeout(5):
+            async with asyncio.timeout(30):
                 await result
 
     async with ScriptedCluster(1) as cluster:
@@ -122,6 +122,10 @@ def show() -> None:
 raise SystemExit(run_app(app, []))
 """
     ended = subprocess.run(
-        [sys.executable, "-c", program], env={"PYTHONIOENCODING": "ascii"}, capture_output=True, timeout=30, check=False
+        [sys.executable, "-c", program],
+        env={"PYTHONIOENCODING": "ascii"},
+        capture_output=True,
+        timeout=120,
+        check=False,
     )
     assert (ended.returncode, ended.stdout) == (0, b"gr\\xe9\na\\udcff\n"), ended.stderr

@@ -53,7 +53,7 @@ def test_a_line_in_a_pipe_arrives_before_the_next_one_is_written() -> None:
 
     def write() -> None:
         os.write(writing, b"first\nsec")
-        assert arrived.wait(20)
+        assert arrived.wait(60)
         os.write(writing, b"ond\n")
         os.close(writing)
 

@@ -64,7 +64,7 @@ def member(cluster: ScriptedCluster, **settings: Any) -> Consumer:
 
 
 async def assigned(consumer: Consumer, *partitions: TopicPartition) -> None:
-    await until(lambda: consumer.assignment() == list(partitions), 10)
+    await until(lambda: consumer.assignment() == list(partitions))
 
 
 class Diary(RebalanceListener):
@@ -102,7 +102,7 @@ async def test_two_members_share_the_partitions_and_one_that_leaves_gives_its_ow
     async with member(cluster, listener=diary, partition_assignment_strategy=strategy) as first:
         await assigned(first, P0, P1)
         async with member(cluster, partition_assignment_strategy=strategy) as second:
-            await until(lambda: len(first.assignment()) == len(second.assignment()) == 1, 10)
+            await until(lambda: len(first.assignment()) == len(second.assignment()) == 1)
             assert sorted(first.assignment() + second.assignment()) == [P0, P1]
         await assigned(first, P0, P1)
     if strategy == "range":
@@ -121,12 +121,12 @@ async def test_a_partition_is_not_taken_away_while_its_record_is_being_worked_on
         await assigned(first, P0, P1)
         record = await anext(first)
         async with member(cluster, partition_assignment_strategy="range") as second:
-            await until(lambda: "asked for the next records" in first.status().summary, 10)
+            await until(lambda: "asked for the next records" in first.status().summary)
             await asyncio.sleep(0.2)
             assert second.assignment() == []
             await first.commit()  # still in time
             waiting = asyncio.ensure_future(anext(first))
-            await until(lambda: len(second.assignment()) == 1, 10)
+            await until(lambda: len(second.assignment()) == 1)
             other = await waiting
             assert cluster.groups.group("billing").offsets["orders", record.partition].offset == 1
             assert (other.partition, other.offset) in ((record.partition, 1), (1 - record.partition, 0))
@@ -143,8 +143,8 @@ async def test_a_cooperative_member_reads_on_through_a_rebalance_that_revokes_no
         rejoins = len(cluster.requests(JOIN_GROUP))
         first.subscribe(["orders"])
         # The user holds a record, and a rebalance does not revoke its partition.
-        await until(lambda: len(cluster.requests(JOIN_GROUP)) > rejoins, 10)
-        await until(lambda: first.status().member_state == "stable", 10)
+        await until(lambda: len(cluster.requests(JOIN_GROUP)) > rejoins)
+        await until(lambda: first.status().member_state == "stable")
         assert first.status().generation_id == 2
         assert numbers(await take(first, 2)) == [2, 3]
 
@@ -182,7 +182,7 @@ async def test_a_subscription_that_changes_while_partitions_wait_to_be_given_up_
     async with member(cluster, partition_assignment_strategy=strategy) as consumer:
         await take(consumer, 1)  # and is being processed
         consumer.subscribe(["gone"])
-        await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
+        await until(lambda: consumer.status().member_state == "preparing rebalance")
         consumer.subscribe(["payments"])
         assert {record.topic for record in await take(consumer, 10)} == {"payments"}
 
@@ -196,7 +196,7 @@ async def test_a_member_that_is_lost_as_its_user_asks_for_more_revokes_nothing(c
     async with member(cluster, listener=diary) as consumer:
         await take(consumer, 1)
         consumer.subscribe(["payments"])
-        await until(lambda: consumer.status().member_state == "preparing rebalance", 10)
+        await until(lambda: consumer.status().member_state == "preparing rebalance")
         assert consumer._member is not None
         asking = asyncio.ensure_future(anext(consumer))  # it runs before the member learns of the loss
         consumer._member.standing.lose(Reaction.LOSE)
@@ -264,7 +264,7 @@ async def test_a_listener_can_ask_for_positions_where_nothing_is_committed(clust
     settings: dict[str, Any] = {"auto_offset_reset": "latest", "default_api_timeout_ms": 2_000}
     async with member(cluster, listener=Asks(), **settings) as consumer:
         await assigned(consumer, P0, P1)
-        await until(lambda: len(told) == 2, 10)
+        await until(lambda: len(told) == 2)
         assert told == [[10, 0], {P0: 0, P1: 0}]
 
 
@@ -329,13 +329,13 @@ async def test_auto_commit_counts_an_offset_of_a_topic_that_was_created_again_as
     async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=1_000, **fast) as consumer:
         await take(consumer, 5)
         waiting = asyncio.ensure_future(anext(consumer))
-        await until(lambda: ("orders", 0) in offsets, 10)
+        await until(lambda: ("orders", 0) in offsets)
         cluster.add_topic("orders", 2)
         fill(cluster.log("orders"), 5, prefix="new-")
         await waiting
         await take(consumer, 4)
         waiting = asyncio.ensure_future(anext(consumer))
-        await until(lambda: offsets["orders", 0].topic_id == cluster.topics["orders"].topic_id, 10)
+        await until(lambda: offsets["orders", 0].topic_id == cluster.topics["orders"].topic_id)
         assert offsets["orders", 0].offset == 5
         waiting.cancel()
         await asyncio.wait([waiting])
@@ -384,7 +384,7 @@ async def test_passing_errors_are_retried_silently(
     async with member(cluster) as consumer:
         assert numbers(await take(consumer, 3)) == [0, 1, 2]
         await consumer.commit()
-        await until(lambda: len(cluster.requests(HEARTBEAT)) > 2, 10)
+        await until(lambda: len(cluster.requests(HEARTBEAT)) > 2)
         assert cluster.groups.group("billing").offsets["orders", 0].offset == 3
         assert numbers(await take(consumer, 2)) == [3, 4]
 
@@ -436,7 +436,7 @@ async def test_a_static_member_whose_name_was_taken_says_so_and_does_not_fence_t
     async with member(cluster, group_instance_id="till-1", listener=diary) as consumer:
         await take(consumer, 2)
         cluster.script(HEARTBEAT, reject(ErrorCode.FENCED_INSTANCE_ID))
-        await until(lambda: not consumer.status().generation_id >= 0, 10)
+        await until(lambda: not consumer.status().generation_id >= 0)
         for _ in range(2):
             with pytest.raises(BrokerError, match="FENCED_INSTANCE_ID"):
                 await take(consumer, 9)
@@ -553,7 +553,7 @@ async def test_a_removed_member_that_does_not_know_commits_nothing_silently_befo
         await take(consumer, 2)
         cluster.rules.append(loads)
         cluster.script(HEARTBEAT, reject(ErrorCode.UNKNOWN_MEMBER_ID))
-        await until(lambda: consumer.status().generation_id < 0, 10)
+        await until(lambda: consumer.status().generation_id < 0)
         assert await consumer.poll(timeout_ms=0) == []
         await assigned(consumer)
         for _ in range(2):
@@ -773,7 +773,7 @@ async def test_auto_commit_leaves_out_the_record_that_is_being_worked_on(cluster
         records = await take(consumer, 7)
         waiting = asyncio.ensure_future(anext(consumer))
         offsets = cluster.groups.group("billing").offsets
-        await until(lambda: ("orders", 0) in offsets and offsets["orders", 0].offset == records[-1].offset + 1, 10)
+        await until(lambda: ("orders", 0) in offsets and offsets["orders", 0].offset == records[-1].offset + 1)
         assert records[-1].offset == 9
         waiting.cancel()
 
@@ -791,10 +791,10 @@ async def test_a_revoked_partition_is_committed_before_another_member_gets_it(cl
 
     async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000) as first:
         one = asyncio.ensure_future(consume(first))
-        await until(lambda: len({record.partition for record in seen}) == 2, 10)
+        await until(lambda: len({record.partition for record in seen}) == 2)
         async with member(cluster, enable_auto_commit=True, auto_commit_interval_ms=60_000) as second:
             two = asyncio.ensure_future(consume(second))
-            await until(lambda: len(seen) >= 120, 10)
+            await until(lambda: len(seen) >= 120)
             one.cancel()
             two.cancel()
     assert sorted((record.partition, record.offset) for record in seen) == [
@@ -842,7 +842,7 @@ def test_a_commit_nobody_waits_for_does_not_fail_silently(caplog: pytest.LogCapt
 @run_by(run)
 async def test_another_members_partition_cannot_be_committed(cluster: ScriptedCluster, /) -> None:
     async with member(cluster) as first, member(cluster) as second:
-        await until(lambda: len(first.assignment()) == len(second.assignment()) == 1, 10)
+        await until(lambda: len(first.assignment()) == len(second.assignment()) == 1)
         (others,) = second.assignment()
         with pytest.raises(CommitFailed, match="not assigned to this member"):
             await first.commit({others: 1})
@@ -1035,7 +1035,7 @@ async def test_new_partitions_and_topics_are_shared_out(cluster: ScriptedCluster
         cluster.topics["orders"].logs += cluster.add_topic("other", 1).logs
         await assigned(consumer, P0, P1, TopicPartition("orders", 2))
         cluster.add_topic("orderlies", 1)
-        await until(lambda: TopicPartition("orderlies", 0) in consumer.assignment(), 10)
+        await until(lambda: TopicPartition("orderlies", 0) in consumer.assignment())
         assert consumer.subscription() == ["orderlies", "orders"]
         del cluster.topics["orderlies"]
         await assigned(consumer, P0, P1, TopicPartition("orders", 2))
@@ -1083,7 +1083,7 @@ async def test_a_commit_says_in_which_topic_and_behind_which_epoch_the_offset_is
         assert stored.topic_id == cluster.topics["orders"].topic_id
     async with member(cluster) as consumer:
         await assigned(consumer, P0, P1)
-        await until(lambda: consumer.position_epoch(P0) == 7, 10)
+        await until(lambda: consumer.position_epoch(P0) == 7)
 
 
 @run_by(run)
@@ -1137,7 +1137,7 @@ async def test_members_beyond_the_partitions_are_told_why_they_get_nothing(clust
     async with member(cluster) as first:
         await assigned(first, P0)
         async with member(cluster) as second:
-            await until(lambda: second.status().member_state == "stable", 10)
+            await until(lambda: second.status().member_state == "stable")
             assert "other members of group billing have the one partition" in str(second.status())
 
 

@@ -262,7 +262,7 @@ async def test_the_position_behind_a_marker_is_committed(cluster: ScriptedCluste
         producers.end(1, ABORT)
         cluster.notify()
         assert await read_to_the_end(consumer) == []
-        await until(lambda: offsets["orders", 0].offset == 14, 5)
+        await until(lambda: offsets["orders", 0].offset == 14)
 
 
 @run_by(run)

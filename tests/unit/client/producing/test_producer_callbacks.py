@@ -15,7 +15,7 @@ from minibroker.client.producing.delivery import BatchDeliveryFailed, Delivery, 
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from tests.running import run_by
-from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, reject
+from tests.unit.client.scripted_broker import HANG, ORDINARY, ScriptedCluster, leap, reject
 from tests.waiting import until
 
 Called = list[tuple[RecordMetadata | None, MinibrokerError | None]]
@@ -150,17 +150,19 @@ async def test_a_failure_after_its_caller_gave_up_waiting_is_raised_by_flush(
     wait: Callable[[Awaitable[object]], Awaitable[None]],
     by: str,
 ) -> None:
-    async with Producer(cluster.bootstrap, delivery_timeout_ms=500) as producer:
+    async with Producer(cluster.bootstrap) as producer:
         sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v", b"w"])
         patient = asyncio.create_task(sent)
         with pytest.raises(TimeoutError):
             await wait(sent)
+        leap(producer)
         with pytest.raises(MinibrokerError):
             await patient
         await producer.flush()  # the failure was reported
         sent = producer.send("nowhere", b"v") if by == "send" else producer.send_batch("nowhere", [b"v", b"w"])
         with pytest.raises(TimeoutError):
             await wait(sent)
+        leap(producer)
         with pytest.raises(DeliveryFailed) as failed:
             await producer.flush()
         assert [failure.value for failure in failed.value.failures] == [b"v", b"w"][: 1 if by == "send" else 2]

@@ -45,7 +45,7 @@ def test_an_interrupted_caller_leaves_no_task_behind(owner: Owner, monkeypatch: 
             raise
 
     def interrupted(call: Call[object]) -> None:
-        began.wait(10)
+        began.wait(60)
         raise KeyboardInterrupt
 
     monkeypatch.setattr(Call, "wait", interrupted)
@@ -70,9 +70,9 @@ def test_calls_that_are_under_way_when_the_thread_ends_and_those_that_come_later
 
     thread = threading.Thread(target=call)
     thread.start()
-    began.wait(10)
+    began.wait(60)
     owner.background.stop(10)
-    thread.join(10)
+    thread.join(60)
     call()
     assert len(caught) == 2
 
@@ -96,7 +96,7 @@ def test_a_call_that_is_on_its_way_when_the_loop_ends_gets_an_answer(owner: Owne
         thread = threading.Thread(target=call)
         thread.start()
         other.background.stop(10)
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
         assert outcomes[-1] is Closed
 

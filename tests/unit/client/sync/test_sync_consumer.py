@@ -114,7 +114,7 @@ def test_several_threads_share_the_records_and_miss_none(cluster: ClusterThread)
         while sum(map(len, seen)) < 5_000:
             threads[0].join(0.01)
     for thread in threads:
-        thread.join(10)
+        thread.join(60)
         assert not thread.is_alive()
     everything = sorted(int(value or b"") for own in seen for value in own)
     assert everything == list(range(5_000))
@@ -132,7 +132,7 @@ def test_closing_ends_an_iteration_in_another_thread(cluster: ClusterThread) -> 
 
         thread = threading.Thread(target=work)
         thread.start()
-    thread.join(10)
+    thread.join(60)
     assert len(caught) == 1
     with pytest.raises(Closed, match="is closed"):
         next(consumer)
@@ -152,20 +152,20 @@ def test_closing_commits_what_another_thread_has_in_hand_only_if_that_is_through
         next(consumer)
         next(consumer)
         is_busy.set()
-        goes_on.wait(20)
+        goes_on.wait(60)
 
     working = threading.Thread(target=work)
     working.start()
-    assert is_busy.wait(20)
+    assert is_busy.wait(60)
     if is_through:
         goes_on.set()
-        working.join(20)
+        working.join(60)
     if by == "close":
         consumer.close()
     else:
         consumer.__exit__(None, None, None)
     goes_on.set()
-    working.join(20)
+    working.join(60)
     assert not working.is_alive()
     assert cluster.do(lambda: cluster.cluster.groups.group("billing").offsets["orders", 0].offset) == committed
 
@@ -188,7 +188,7 @@ def test_a_commit_after_the_member_was_idle_for_too_long_fails_until_it_has_join
             with pytest.raises(CommitFailed, match="max_poll_interval_ms=300"):
                 consumer.commit()
         with pytest.raises(CommitFailed, match="max_poll_interval_ms=300"):
-            consumer.commit_nowait().result(10)
+            consumer.commit_nowait().result(60)
         assert len(consumer.poll(timeout_ms=10_000)) == 2
         consumer.commit()
         assert cluster.cluster.groups.group("billing").offsets["orders", 0].offset == 2

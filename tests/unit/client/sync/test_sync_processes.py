@@ -336,7 +336,7 @@ os._exit(0)
     assert process.stdout.readline() == "ready\n"
     assert connections(cluster) >= 1
     process.kill()
-    until_true(lambda: connections(cluster) == 0, within_s=10)
+    until_true(lambda: connections(cluster) == 0)
     ended(process)
 
 

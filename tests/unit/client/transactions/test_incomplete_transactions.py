@@ -28,6 +28,7 @@ from tests.unit.client.transactions.test_producer_transactions import (
     P0,
     committed,
     ends,
+    ends_upon,
     lose_ends,
     producer_of,
     run,
@@ -146,8 +147,9 @@ async def test_offsets_whose_call_was_cancelled_abort(cluster: ScriptedCluster, 
         with pytest.raises(TransactionAborted, match="send_offsets has failed: it was interrupted by CancelledError"):  # noqa: PT012
             async with producer.transaction() as transaction:
                 await producer.send("orders", b"a")
-                with pytest.raises(TimeoutError):
-                    async with asyncio.timeout(0.05):
+                with pytest.raises(TimeoutError):  # noqa: PT012
+                    async with asyncio.timeout(None) as limit:
+                        ends_upon(cluster, TXN_OFFSET_COMMIT, limit)
                         await transaction.send_offsets({P0: 1}, ALONE)
     assert committed(cluster) == []
 
@@ -197,7 +199,7 @@ def test_the_end_of_a_block_waits_for_offsets_that_another_task_sends(is_refused
 @run_by(run)
 async def test_offsets_of_a_topic_that_does_not_exist_fail_after_max_block_ms(cluster: ScriptedCluster, /) -> None:
     cluster.script(TXN_OFFSET_COMMIT, *[reject(E.UNKNOWN_TOPIC_OR_PARTITION)] * 1_000)
-    async with producer_of(cluster, max_block_ms=100) as producer, asyncio.timeout(5):
+    async with producer_of(cluster, max_block_ms=100) as producer, asyncio.timeout(30):
         with pytest.raises(TransactionAborted, match="UNKNOWN_TOPIC_OR_PARTITION"):
             async with producer.transaction() as transaction:
                 await transaction.send_offsets({P0: 1}, ALONE)
@@ -212,8 +214,9 @@ async def test_an_interrupted_commit_says_that_it_may_be_committed(
 ) -> None:
     release = lose_ends(cluster)
     async with producer_of(cluster, request_timeout_ms=500) as producer:
-        with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError) as caught:
-            async with asyncio.timeout(0.2), producer.transaction() as transaction:
+        with caplog.at_level(logging.WARNING), pytest.raises(TimeoutError) as caught:  # noqa: PT012
+            async with asyncio.timeout(None) as limit, producer.transaction() as transaction:
+                ends_upon(cluster, END_TXN, limit)
                 producer.send("orders", b"a", partition=0)
         assert isinstance(caught.value.__cause__, asyncio.CancelledError)
         (note,) = caught.value.__cause__.__notes__
@@ -228,8 +231,9 @@ async def test_an_interrupted_commit_says_that_it_may_be_committed(
 async def test_an_interruption_before_the_commit_aborts_and_has_no_note(cluster: ScriptedCluster, /) -> None:
     async with producer_of(cluster) as producer:
         with pytest.raises(TimeoutError) as caught:  # noqa: PT012
-            async with asyncio.timeout(0.05), producer.transaction() as transaction:
+            async with asyncio.timeout(None) as limit, producer.transaction() as transaction:
                 await producer.send("orders", b"a", partition=0)
+                limit.reschedule(0)
                 await asyncio.sleep(60)
         assert not hasattr(caught.value.__cause__, "__notes__")
         assert not await transaction.was_committed()

@@ -82,6 +82,12 @@ def ends_upon(cluster: ScriptedCluster, api: Api[Any, Any], limit: asyncio.Timeo
     cluster.rules.insert(0, rule)
 
 
+def run_out_of_patience(producer: Producer) -> None:
+    """Let the calls of a producer that has started give up after a second."""
+    assert producer._transactions is not None
+    producer._transactions._patience_s = 1.0
+
+
 def lose_ends(cluster: ScriptedCluster) -> Callable[[], None]:
     """Let no EndTxn reach the coordinator until the result is called."""
     rule = rule_of(END_TXN.key, DROP)
@@ -468,7 +474,8 @@ async def test_a_commit_without_an_answer_has_an_unknown_outcome_until_it_is_ask
     cluster: ScriptedCluster, /
 ) -> None:
     cluster.rules.append(rule_of(END_TXN.key, CARRY_OUT_AND_HANG))
-    async with producer_of(cluster, transaction_timeout_ms=1_000, max_block_ms=1) as producer:
+    async with producer_of(cluster) as producer:
+        run_out_of_patience(producer)
         with pytest.raises(CommitOutcomeUnknown, match=r"was_committed\(\)") as caught:
             async with producer.transaction() as transaction:
                 producer.send("orders", b"a", partition=0)
@@ -510,7 +517,8 @@ async def test_a_producer_fenced_during_an_unanswered_commit_says_that_it_may_be
     cluster: ScriptedCluster, /
 ) -> None:
     cluster.rules.append(rule_of(END_TXN.key, CARRY_OUT_AND_HANG))
-    async with producer_of(cluster, transaction_timeout_ms=1_000, max_block_ms=1) as producer:
+    async with producer_of(cluster) as producer:
+        run_out_of_patience(producer)
         with pytest.raises(CommitOutcomeUnknown):
             async with producer.transaction() as transaction:
                 producer.send("orders", b"a", partition=0)
