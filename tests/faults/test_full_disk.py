@@ -139,7 +139,7 @@ def test_a_broker_with_one_full_disk_keeps_serving_from_its_other_disk(
         assert asyncio.run(values_read(bootstrap, 30)) == {0: list(range(30)), 1: list(range(30))}
         assert broker.poll() is None
         broker.terminate()
-        assert broker.wait(20) == 0
+        assert broker.wait(60) == 0
         marked = [path.parent.parent for path in (large_disk, small_disk) for path in path.glob("data/.kafka_cleansh*")]
         assert marked == [large_disk]
     finally:

@@ -66,7 +66,7 @@ def prepared(program: Program, bootstrap: str, directory: Path) -> Path:
     asyncio.run(fresh_topics(bootstrap, program.words))
     if program.command is not None:
         command = program.command.replace(ADDRESS, bootstrap)
-        subprocess.run(command, shell=True, check=True, timeout=120, cwd=directory, env=quick_spark(directory))
+        subprocess.run(command, shell=True, check=True, timeout=400, cwd=directory, env=quick_spark(directory))
     script = directory / f"{program.name}.py"
     script.write_text(program.text.replace(ADDRESS, bootstrap))
     return script
@@ -85,7 +85,7 @@ def test_a_program_of_the_documentation_runs_twice_without_a_warning(
             [sys.executable, "-X", "dev", "-W", "error", str(script)],
             capture_output=True,
             text=True,
-            timeout=80,
+            timeout=400,
             check=False,
             cwd=tmp_path,
             env=ENVIRONMENT,
@@ -101,7 +101,7 @@ def test_a_program_of_the_documentation_runs_twice_without_a_warning(
 )
 def test_a_program_whose_libraries_warn_runs(program: Program, bootstrap: str, tmp_path: Path) -> None:
     script = prepared(program, bootstrap, tmp_path)
-    subprocess.run([sys.executable, str(script)], check=True, timeout=120, cwd=tmp_path, env=quick_spark(tmp_path))
+    subprocess.run([sys.executable, str(script)], check=True, timeout=400, cwd=tmp_path, env=quick_spark(tmp_path))
 
 
 @pytest.mark.slow
@@ -119,7 +119,7 @@ def test_tests_of_the_documentation_pass_without_a_warning(program: Program, tmp
         [sys.executable, "-m", "pytest", "-W", "error", "-p", "no:cacheprovider", *options, str(script)],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=400,
         check=False,
         cwd=tmp_path,
         env={**environment, "PYTHONPATH": str(ROOT), "PYTEST_DISABLE_PLUGIN_AUTOLOAD": "1"},
@@ -138,7 +138,7 @@ def test_mypy_accepts_every_program_of_the_documentation_in_strict_mode(tmp_path
         [sys.executable, "-m", "mypy", "--config-file", str(settings), "--cache-dir", str(tmp_path / "cache"), *PAGES],
         capture_output=True,
         text=True,
-        timeout=170,
+        timeout=400,
         check=False,
         cwd=tmp_path,
         env={**os.environ, "MYPYPATH": str(ROOT)},

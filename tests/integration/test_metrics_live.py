@@ -24,7 +24,7 @@ from minibroker.deploy.local.processes import wait_until
 from minibroker.deploy.local.who import BrokerId
 from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC
 
-PATIENCE_S = 30.0
+PATIENCE_S = 90.0
 RECORDS = 2_000
 MESSAGES_IN = "kafka_server_brokertopicmetrics_messagesin_total"
 UNDER_REPLICATED = "kafka_server_replicamanager_underreplicatedpartitions"

@@ -29,7 +29,7 @@ from minibroker.protocol.world.real import RealWorld
 from tests.running import run_by
 from tests.waiting import until
 
-DEADLINE_S = 20
+DEADLINE_S = 60
 
 Run = Callable[[Callable[[], Coroutine[Any, Any, None]]], None]
 

@@ -41,7 +41,7 @@ def test_the_way_from_nothing_to_a_secured_cluster_leads_there(tmp_path: Path) -
                 path = tmp_path / f"program_{number}.py"
                 path.write_text(text)
                 command = [sys.executable, str(path)]
-            ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=120)
+            ran = subprocess.run(command, cwd=tmp_path, env=environment, capture_output=True, text=True, timeout=400)
             assert ran.returncode == 0, f"{text}\n{ran.stdout}\n{ran.stderr}"
             printed.append(ran.stdout)
     finally:

@@ -37,7 +37,7 @@ def settings(tmp_path: Path, *command: str, **environment: str) -> dict[str, str
     surroundings = os.environ | {"PYTHONPATH": str(ROOT), "SPARK_CONF_DIR": str(tmp_path / "conf")} | environment
     prepare_environment(surroundings)
     ended = subprocess.run(
-        [*command, str(script)], env=surroundings, capture_output=True, text=True, timeout=120, check=True
+        [*command, str(script)], env=surroundings, capture_output=True, text=True, timeout=400, check=True
     )
     (line,) = [line for line in ended.stdout.splitlines() if line.startswith("FOUND ")]
     found: dict[str, str] = json.loads(line.removeprefix("FOUND "))

@@ -19,7 +19,7 @@ from tests.running import run_by
 from tests.unit.client.scripted_broker import HANG, Log, ScriptedCluster
 
 P0 = TopicPartition("orders", 0)
-PATIENCE_S = 5.0
+PATIENCE_S = 30.0
 Call = Callable[[], Awaitable[object]]
 
 
