@@ -6,10 +6,16 @@ from collections.abc import Collection, Mapping, Sequence
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.layers import dynamic_problem, not_stored_problem, with_dynamic
 from minibroker.broker.settings.listeners import ADVERTISED_LISTENERS, parse_advertised
-from minibroker.broker.settings.parsing import coarser_unit_problem, topic_config, topic_config_problem
+from minibroker.broker.settings.parsing import (
+    LISTENER_LIMITS,
+    coarser_unit_problem,
+    topic_config,
+    topic_config_problem,
+)
 from minibroker.broker.settings.schema import LISTS, as_texts, known_names
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import SHORT_NUMBER, InvalidConfig
+from minibroker.protocol.credential_names import of_all_listeners
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import AlterableConfig
 from minibroker.protocol.model import (
@@ -161,6 +167,10 @@ def altered_broker(
                 problem = coarser_unit_problem(change.name, change.value)
                 if problem is not None:
                     raise InvalidConfig(problem)
+        for name in stored:  # it may be a limit of a listener that only other brokers have
+            bare = of_all_listeners(name)
+            if bare in LISTENER_LIMITS and name in values:
+                with_dynamic(static, {bare: values[name]})
         with_dynamic(static, below, values)
         _check_segments(known, values, static)
     except InvalidConfig as error:

@@ -162,7 +162,7 @@ _PER_LISTENER = ("ssl.", "sasl.enabled.mechanisms", "sasl.oauthbearer.", "plain.
 """The beginnings of the settings that a single listener may have."""
 MAX_CONNECTIONS = "max.connections"
 CREATION_RATE = "max.connection.creation.rate"
-_LIMITS = (MAX_CONNECTIONS, CREATION_RATE)
+LISTENER_LIMITS = (MAX_CONNECTIONS, CREATION_RATE)
 """The settings that a single listener may have in addition to the same ones of the broker."""
 METRICS = "metrics"
 """Stands for the listener of metrics in the names of settings."""
@@ -176,7 +176,9 @@ def _with_listener_settings_checked(config: BrokerConfig, of_listeners: Mapping[
         own = config.of_listener(listener)
         known += len(own)
         listener_config(config, listener)
-        without_effect = {METRICS: _LIMITS, config.control_plane_listener_name: (CREATION_RATE,)}.get(listener, ())
+        without_effect = {METRICS: LISTENER_LIMITS, config.control_plane_listener_name: (CREATION_RATE,)}.get(
+            listener, ()
+        )
         for limit in without_effect:
             if limit in own:
                 raise InvalidConfig(
@@ -196,10 +198,10 @@ def listener_config(config: BrokerConfig, listener: str) -> BrokerConfig:
     if not own:
         return config
     for name in own:
-        if not name.startswith(_PER_LISTENER) and name not in _LIMITS:
+        if not name.startswith(_PER_LISTENER) and name not in LISTENER_LIMITS:
             raise InvalidConfig(
                 f"broker setting {OF_LISTENER}{listener.lower()}.{name} is not known: only "
-                f"{', '.join((*_PER_LISTENER, *_LIMITS))} can be set for one listener"
+                f"{', '.join((*_PER_LISTENER, *LISTENER_LIMITS))} can be set for one listener"
             )
     return _convert({**as_texts(config), **own}, BrokerConfig, f"the listener {listener}'s")
 
@@ -213,7 +215,7 @@ def listener_limits(config: BrokerConfig, limit: str) -> dict[str, int]:
 def is_listener_limit(config: BrokerConfig, name: str) -> bool:
     """Return whether a name is that of a limit of one of the broker's listeners."""
     bare = of_all_listeners(name)
-    return bare in _LIMITS and any(
+    return bare in LISTENER_LIMITS and any(
         name == f"{OF_LISTENER}{listener.lower()}.{bare}" for listener in config.security_protocols()
     )
 

@@ -25,6 +25,8 @@ T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _BACKLOG = 1024
+_MAPPED = "::ffff:"
+"""The beginning of an IPv4 address as a listener on `::` sees it. Limits and ACLs name the address without it."""
 
 LOOKUP_OVERDUE_S = 0.25
 
@@ -103,7 +105,8 @@ class RealListener:
                 return
             connection.setblocking(False)
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            self._on_connection(RealIncoming(connection, f"{address[0]}:{address[1]}"))
+            host = address[0].removeprefix(_MAPPED)
+            self._on_connection(RealIncoming(connection, f"{host}:{address[1]}"))
 
     def _resume(self) -> None:
         if self._socket.fileno() >= 0:

@@ -1209,6 +1209,15 @@ async def test_a_host_has_a_limit_of_its_own_by_address_or_name(
         assert await serves(up, "DATA")
 
 
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+@run_by("run")
+async def test_a_listener_for_all_of_ipv6_counts_an_ipv4_address_as_what_it_is() -> None:
+    settings = NetworkSettings(max_connections_per_ip_overrides={"127.0.0.3": 0})
+    async with serving(answer, settings, host="::") as up:
+        assert await serves(up, "DATA", "127.0.0.2")
+        assert not await serves(up, "DATA", "127.0.0.3")
+
+
 @run_by("run")
 async def test_a_closed_connection_makes_room_for_another() -> None:
     async with serving(answer, NetworkSettings(max_connections_per_ip=1)) as up:

@@ -327,7 +327,8 @@ def _described(
             entry.read_only = entry.read_only or (is_internal and entry.name == CLEANUP_POLICY)
         entries += _unknown(TopicConfig, given, ConfigSource.DYNAMIC_TOPIC_CONFIG)
     elif asked.resource_name:
-        limits = {name for _, values in of_brokers for name in values if is_listener_limit(configs.static, name)}
+        named = (asked.configuration_keys or [], *(values for _, values in of_brokers))
+        limits = {name for names in named for name in names if is_listener_limit(configs.static, name)}
         names = sorted(known_names(BrokerConfig) | limits)
         entries = [_entry(BrokerConfig, name, _synonyms(name, of_brokers)) for name in names]
         entries += _unknown_of_brokers([(ConfigSource.DYNAMIC_BROKER_CONFIG, given), *of_brokers], limits)

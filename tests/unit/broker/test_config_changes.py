@@ -175,6 +175,7 @@ def test_the_limits_of_a_listener_can_be_changed_and_keep_its_other_settings() -
         assert own == {"max.connections": limited_to, "ssl.client.auth": "requested"}
     for name, value, said in (
         (limit, "0", "give a whole number from 1"),
+        ("listener.name.elsewhere.max.connections", "many", "give a whole number from 1"),
         ("listener.name.controller.max.connection.creation.rate", "5", "has no such limit"),
     ):
         with pytest.raises(BrokerError, match=said):

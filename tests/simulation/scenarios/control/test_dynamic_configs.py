@@ -645,6 +645,8 @@ async def test_limits_of_a_listener_and_of_a_host_are_shown_and_changed(
     assert (entry.value, entry.source, entry.is_read_only) == ("900", ConfigSource.STATIC_BROKER_CONFIG, False)
     assert (entry.type, entry.is_without_effect, entry.problem) == (ConfigType.INT, False, None)
 
+    assert rate not in (await admin.describe_configs([own]))[own]
+    assert await expected(admin, ALL, [set_to(rate, 500)]) == ({}, [])
     await admin.incremental_alter_configs({ALL: [set_to(limit, 1), set_to(rate, 500)]})
     await cluster.until(lambda: server._settings.max_connections_of_listeners == {"PLAINTEXT": 1})
     assert server._settings.max_connection_creation_rate_of_listeners == {"PLAINTEXT": 500}
