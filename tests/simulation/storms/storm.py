@@ -430,7 +430,7 @@ class Storm(Scene):
 
     def _draw_weights_of_security(self) -> dict[str, float]:
         dice = Random(f"{self.report.seed} faults of security")
-        return {kind: dice.choice([1.0, 3.0]) * self.security.is_on for kind in FAULTS_OF_SECURITY}
+        return {kind: dice.choice([2.0, 4.0]) * self.security.is_on for kind in FAULTS_OF_SECURITY}
 
     def _is_whole(self) -> bool:
         return (
