@@ -169,7 +169,7 @@ async def test_a_broker_that_was_down_removes_a_deleted_topic_when_it_is_back(lo
             await asyncio.sleep(0.05)
     await asyncio.to_thread(cluster.kill, BrokerId(away))
     await until(cluster, lambda view: away not in view.brokers)
-    async with Admin(cluster.bootstrap(), default_api_timeout_ms=1_500) as admin:
+    async with Admin(cluster.bootstrap(), default_api_timeout_ms=6_000) as admin:
         with pytest.raises(TopicErrors, match=f"broker {away}"):  # the deletion waits for this broker
             await admin.delete_topics(["doomed"])
     async with asyncio.timeout(DEADLINE_S):

@@ -31,7 +31,7 @@ PATIENCE_S = 120
 
 @pytest.fixture(scope="module")
 def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[LocalCluster]:
-    settings = {"zookeeper.session.timeout.ms": "2000", "group.min.session.timeout.ms": "1000"}
+    settings = {"zookeeper.session.timeout.ms": "6000", "group.min.session.timeout.ms": "1000"}
     with live_cluster(tmp_path_factory.mktemp("cluster"), settings=settings) as cluster:
         yield cluster
 
@@ -161,13 +161,13 @@ def test_heartbeats_continue_while_the_callers_thread_is_busy_but_not_forever(
         topics=[topic],
         group="busy",
         listener=listener,
-        session_timeout_ms=2_000,
+        session_timeout_ms=4_000,
         heartbeat_interval_ms=400,
-        max_poll_interval_ms=6_000,
+        max_poll_interval_ms=10_000,
     ) as consumer:
         assert next(consumer).value == b"0"
         generation = consumer.status().generation_id
-        time.sleep(3)  # longer than the session
+        time.sleep(5)  # longer than the session
         assert next(consumer).value == b"1"
         consumer.commit()
         assert consumer.status().generation_id == generation

@@ -30,7 +30,7 @@ PARTITIONS = [TopicPartition(TOPIC, index) for index in range(3)]
 @pytest.fixture
 def cluster(tmp_path: Path) -> Iterator[LocalCluster]:
     settings = {
-        "zookeeper.session.timeout.ms": "2000",
+        "zookeeper.session.timeout.ms": "6000",
         "transaction.state.log.num.partitions": "5",
         "offsets.topic.num.partitions": "5",
     }

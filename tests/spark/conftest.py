@@ -56,7 +56,7 @@ def spark_cluster(tmp_path_factory: pytest.TempPathFactory, zookeeper_address: s
     cluster = LocalCluster(tmp_path_factory.mktemp("cluster") / "data")
     try:
         settings = {
-            "zookeeper.session.timeout.ms": "3000",
+            "zookeeper.session.timeout.ms": "10000",
             # Tests date records to 1970. Leaders would delete them as too old, five minutes after they start, in the
             # middle of a test.
             "log.retention.ms": "-1",

@@ -29,7 +29,7 @@ from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell, start
 
 @pytest.fixture(scope="module")
 def running(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
-    with running_shell(tmp_path_factory.mktemp("shell"), {"zookeeper.session.timeout.ms": "2000"}) as shell:
+    with running_shell(tmp_path_factory.mktemp("shell"), {"zookeeper.session.timeout.ms": "6000"}) as shell:
         yield shell
 
 
@@ -810,9 +810,8 @@ def test_the_demo_loses_no_record_and_leaves_nothing_behind(tmp_path: Path) -> N
     assert all(kill["successor"] != kill["broker"] for kill in verdict["kills"])
     *steps, failover = verdict["timeline"]
     killed = verdict["kills"][1]
-    assert failover["text"] == (
-        f"The last failover: broker {killed['broker']} was lost and broker {killed['successor']} became the controller"
-    )
+    text = f"Broker {killed['broker']} was lost and broker {killed['successor']} became the controller"
+    assert failover["text"] == text
     assert 0 < failover["led_ms"] < 10_000
     assert "LeaderAndIsrAnswered" in {step["event"] for step in steps}
     assert list(tmp_path.iterdir()) == []

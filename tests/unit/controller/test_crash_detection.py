@@ -138,7 +138,7 @@ async def test_a_broker_that_accepts_and_closes_for_the_whole_detection_time_is_
     fake = FakeBroker()
     fake.closes_at_once = True
     port = await fake.listen()
-    async with watching(detection_ms=200) as (detector, suspected):
+    async with watching(detection_ms=1_000) as (detector, suspected):
         detector.follow([broker(port)])
         await until(lambda: bool(suspected))
         assert "closes" in suspected[0][2]

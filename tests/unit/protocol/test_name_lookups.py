@@ -15,7 +15,7 @@ import uvloop
 
 from minibroker.protocol.world.real import RealNetwork, _by_turns
 
-DEADLINE_S = 10.0
+DEADLINE_S = 30.0
 
 
 class Resolver:

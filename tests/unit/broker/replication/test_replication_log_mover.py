@@ -197,7 +197,7 @@ async def test_whenever_the_broker_dies_one_directory_has_all_that_the_replica_h
         faults.die_after(number)
         moving.mover.move(ORDERS, THERE)
         with suppress(BrokerError, TimeoutError):
-            async with asyncio.timeout(1):
+            async with asyncio.timeout(30):
                 while not faults.is_dead and (moving.mover._moves or not moving.moved):
                     if moving.sent < 50:
                         moving.append()
