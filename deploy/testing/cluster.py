@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 from minibroker.client.administering.scram import UserScramCredentialUpsertion
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.context_managers import Asynchronous, Blocking
-from minibroker.client.errors import TopicErrors
+from minibroker.client.errors import AuthenticationFailed, TopicErrors
 from minibroker.client.security import Security
 from minibroker.client.sync.admin import Admin
 from minibroker.deploy.errors import LaunchError, LaunchTimedOut, hidden_from_pytest
@@ -51,7 +51,7 @@ from minibroker.deploy.local.processes import (
 from minibroker.deploy.local.who import AllBrokers, Member, ZooKeeperServer, parse_who
 from minibroker.deploy.testing import guardian
 from minibroker.deploy.testing.isolation import Isolation
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import topic_name_problem
 
 __tracebackhide__ = hidden_from_pytest
@@ -289,7 +289,8 @@ class SyncLocalCluster(Blocking):
 
     def add_user(self, name: str) -> Security:
         """Create a user of a secured cluster, who may do nothing yet, with a new password (SCRAM-SHA-256). Return the
-        arguments of its clients. Raises LaunchError without `secure`; MinibrokerError."""
+        arguments of its clients, once all brokers that run know the user. Raises LaunchError without `secure`;
+        LaunchTimedOut; MinibrokerError."""
         if not self._secure:
             raise LaunchError("this cluster has no users: make it with secure=True")
         _refuse_in_event_loop()
@@ -297,6 +298,19 @@ class SyncLocalCluster(Blocking):
         with self._admin() as admin:
             admin.alter_user_scram_credentials([UserScramCredentialUpsertion(name, secured.MECHANISM, password)])
         user: Security = {**self.security(), "sasl_plain_username": name, "sasl_plain_password": password}
+
+        def is_unknown(broker: str) -> bool:
+            try:
+                with Admin(broker, **user):
+                    return False
+            except AuthenticationFailed:
+                return True
+            except NetworkError:  # it does not run, and reads all users when it does
+                return False
+
+        for broker in self.bootstrap_servers.split(","):
+            if not wait_until(lambda broker=broker: not is_unknown(broker), HEALTHY_TIMEOUT_S):  # type: ignore[misc]
+                raise LaunchTimedOut(f"{broker} does not know user {name!r} after {HEALTHY_TIMEOUT_S:g} s")
         self._users[name] = user
         return user
 
