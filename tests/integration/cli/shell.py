@@ -17,7 +17,7 @@ from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import wait_until
 from tests.integration.cli.forking import ForkedCommand
 
-PATIENCE_S = 60.0
+PATIENCE_S = 240.0
 
 
 class Ended(NamedTuple):

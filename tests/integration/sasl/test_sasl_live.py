@@ -27,6 +27,7 @@ import pytest
 from cryptography.hazmat.primitives.asymmetric import rsa
 
 from minibroker import sync
+from minibroker.client.errors import AuthenticationFailed
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from tests.waiting import until_true
@@ -104,20 +105,31 @@ def up(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Up]:
         up = Up(cluster, secured, metrics)
         admin = admins.AdminClient(up.librdkafka())
         admin.create_topics([admins.NewTopic("orders", 1, 1)])["orders"].result(60)
-        set_password(admin, "alice", "wonderland")
+        set_password(up, admin, "alice", "wonderland")
         yield up
     finally:
         if cluster.file_or_none() is not None:
             cluster.down(kill=True)
 
 
-def set_password(admin: Any, user: str, password: str) -> None:
+def set_password(up: Up, admin: Any, user: str, password: str) -> None:
+    """Return once the broker has read it."""
     changes = [
         admins.UserScramCredentialUpsertion(user, admins.ScramCredentialInfo(mechanism, 4096), password.encode())
         for mechanism in (admins.ScramMechanism.SCRAM_SHA_256, admins.ScramMechanism.SCRAM_SHA_512)
     ]
     for change in changes:
         admin.alter_user_scram_credentials([change])[user].result(60)
+    until_true(lambda: all(accepts(up, mechanism, user, password) for mechanism in MECHANISMS[1:]))
+
+
+def accepts(up: Up, mechanism: Any, user: str, password: str) -> bool:
+    login: Any = {"sasl_mechanism": mechanism, "sasl_plain_username": user, "sasl_plain_password": password}
+    try:
+        with sync.Admin(up.bootstrap, security_protocol="SASL_PLAINTEXT", **login):
+            return True
+    except AuthenticationFailed:
+        return False
 
 
 @pytest.mark.parametrize("mechanism", MECHANISMS)
@@ -190,7 +202,7 @@ def test_a_client_authenticates_itself_again_on_its_connection(up: Up) -> None:
 
 def test_a_deleted_credential_is_refused_and_the_others_of_the_user_stay(up: Up) -> None:
     admin = admins.AdminClient(up.librdkafka())
-    set_password(admin, "bob", "builder")
+    set_password(up, admin, "bob", "builder")
     described = admin.describe_user_scram_credentials(["bob"])["bob"].result(60)
     assert [(each.mechanism, each.iterations) for each in described.scram_credential_infos] == [
         (admins.ScramMechanism.SCRAM_SHA_256, 4096),
