@@ -196,11 +196,15 @@ def fetch_go(cache: Path, module: str, version: str) -> Path:
     return directory
 
 
-def go_test(source: Path, package: str, directory: Path, known: Known, **environment: str) -> list[Found]:
-    """Run all tests that are not listed as not applicable."""
-    skip = "|".join(f"^{'$/^'.join(re.escape(part) for part in test.split('/'))}$" for test in known.not_applicable)
+def go_test(
+    source: Path, package: str, directory: Path, known: Known, own_skips: str | None = None, **environment: str
+) -> list[Found]:
+    """Run all tests that are not listed as not applicable. `own_skips`: a part of the names of those among them that
+    skip themselves, which therefore run."""
+    skipped = [name for name in known.not_applicable if own_skips is None or own_skips not in name]
+    skip = "|".join(f"^{'$/^'.join(re.escape(part) for part in test.split('/'))}$" for test in skipped)
     found = run_go(source, package, directory, ["-skip", skip], **environment)
-    return [*(Found(name, SKIPPED) for name in known.not_applicable), *found]
+    return [*(Found(name, SKIPPED) for name in skipped), *found]
 
 
 def run_go(source: Path, package: str, directory: Path, chosen: list[str], **environment: str) -> list[Found]:
@@ -217,7 +221,9 @@ def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     source = fetch_go(cache, "github.com/twmb/franz-go", FRANZ_GO)
     with cluster(directory / "cluster", brokers=3) as bootstrap:
         environment = {"KGO_SEEDS": bootstrap, "KGO_TEST_RF": "3", "KGO_TEST_RECORDS": "50000", "KGO_LOG_LEVEL": "none"}
-        yield from go_test(source, "./pkg/kgo", directory, known, **environment)
+        # A subtest of the new group protocol that `go test` leaves out keeps its place in a semaphore, and the suite
+        # stands still.
+        yield from go_test(source, "./pkg/kgo", directory, known, own_skips="848", **environment)
 
 
 def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
