@@ -58,6 +58,8 @@ SPEAKS = "3.9"
 """The version of Kafka that kafka-python assumes: its API versions are nearest to minibroker's."""
 FRANZ_GO = "1.22.3"
 KAFKA_GO = "0.4.51"
+SMALLEST_SEGMENT = "14"
+"""As in Kafka 3.9: tests create topics whose segments have 200 or 10,000 bytes."""
 OF_OLD_KAFKA = ("TestClientAddOffsetsToTxn", "TestClientAddPartitionsToTxn", "TestClientInitProducerId")
 """Tests of kafka-go that it runs only for Kafka before 3.0, though they pass with newer brokers."""
 SUITE_TIMEOUT_S = 900
@@ -229,7 +231,7 @@ def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
 def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     source = directory / "source"
     settings = {"num_partitions": "1", "message_max_bytes": "60000000", "group_min_session_timeout_ms": "6000"}
-    settings["internal_segment_bytes_min"] = "14"  # as in Kafka 3.9: a test creates a topic with 200
+    settings["internal_segment_bytes_min"] = SMALLEST_SEGMENT
     with cluster(directory / "cluster", brokers=1, first=1, **settings) as bootstrap:
         shutil.copytree(fetch_go(cache, "github.com/segmentio/kafka-go", KAFKA_GO), source)
         host, _, port = bootstrap.partition(":")
@@ -299,7 +301,12 @@ def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     wanted = [each for each in declared if not each.is_local and each.name not in known.not_applicable]
     for scenario, creates in (("default", "true"), ("noautocreate", "false")):
         of_scenario = [each for each in wanted if scenario in each.scenarios]
-        with cluster(directory / scenario / "cluster", brokers=3, auto_create_topics_enable=creates) as bootstrap:
+        with cluster(
+            directory / scenario / "cluster",
+            brokers=3,
+            auto_create_topics_enable=creates,
+            internal_segment_bytes_min=SMALLEST_SEGMENT,
+        ) as bootstrap:
             runner = Runner(tests, directory / scenario, scenario, kafka, bootstrap)
             for number in sorted({each.number for each in of_scenario}):
                 names = [each.name for each in of_scenario if each.number == number]
