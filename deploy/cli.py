@@ -34,6 +34,7 @@ from minibroker.client.cli.terminal.output import (
 )
 from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
+from minibroker.deploy.console.command import console
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local import secured
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
@@ -74,7 +75,7 @@ WhoArgument = Annotated[
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the benchmarks to its group `bench`."""
-    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo, client_config):
+    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo, client_config, console):
         app.command()(command)
     app.add_typer(log_files.app, name="log")
     bench.command()(failover)

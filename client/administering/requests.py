@@ -60,6 +60,8 @@ class ClusterDescription(NamedTuple):
     """None if there is no controller now."""
     brokers: tuple[BrokerDescription, ...]
     """The live brokers, by ascending id."""
+    controller_epoch: int | None
+    """The epoch of the newest controller that the broker has heard from; None if it has heard from none."""
 
 
 class ControllerRequest(Protocol[Request, Response]):
@@ -124,7 +126,8 @@ class AdminRequests:
         response = await self.metadata([])
         brokers = (BrokerDescription(b.node_id, b.host, b.port, b.rack) for b in response.brokers)
         controller = None if response.controller_id == NO_CONTROLLER else response.controller_id
-        return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)))
+        epoch = None if response.controller_epoch < 0 else response.controller_epoch
+        return ClusterDescription(response.cluster_id, controller, tuple(sorted(brokers)), epoch)
 
     async def ask(
         self, address: Address | None, api: Api[Request, Response], body: Request, retries: Retries | None = None

@@ -157,7 +157,7 @@ def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequen
         by_broker.setdefault(entry["controller"], []).append(entry)
     untold = dict(found.errors)
     for broker_id in found.errors:
-        entries = None if files is None else _entries_in_files(files, broker_id, since_ms)
+        entries = None if files is None else entries_in_files(files, broker_id, since_ms)
         if entries is not None:
             by_broker[broker_id] = entries
             del untold[broker_id]
@@ -165,7 +165,7 @@ def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequen
     return merged(by_broker)
 
 
-def _entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] | None:
+def entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] | None:
     """Return the entries in the files of a broker of the local cluster; empty if it was never controller. None: the
     file cannot be read."""
     entries: list[Entry] = []

@@ -1,0 +1,97 @@
+"""`minibroker console`: serves the pages until Ctrl-C."""
+
+from __future__ import annotations
+
+import socket
+import sys
+from functools import partial
+from importlib.util import find_spec
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from minibroker.client.cli.terminal.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    bootstrap_servers,
+    note,
+    run,
+)
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.ports import LOOPBACK
+
+DEFAULT_PORT = 8080
+ENDING_WITHIN_S = 1
+
+
+def console(
+    port: Annotated[int, typer.Option(min=0, max=65_535, help="Port of the pages. 0: any free port.")] = DEFAULT_PORT,
+    host: Annotated[
+        str, typer.Option(metavar="HOST", help="Address to listen at. The pages have no password.")
+    ] = LOOPBACK,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+) -> None:
+    """Serve pages that show the cluster in a browser, live and read-only: partitions, failovers, groups.
+
+    Prints the address of the pages. The cluster may be down and come back meanwhile. Ctrl-C ends it."""
+    if not all(map(find_spec, ("starlette", "uvicorn"))):
+        raise LaunchError(
+            "the console is served by Starlette and uvicorn, which are not installed: pip install 'minibroker[console]'"
+        )
+    servers = partial(bootstrap_servers, bootstrap, data)
+    servers()  # a mistake on the command line is told here, and not on the pages
+    run(_serve(servers, data if bootstrap is None else None, host, port))
+
+
+async def _serve(servers: partial[str], files: Path | None, host: str, port: int) -> None:
+    import uvicorn
+
+    from minibroker.deploy.console.edge import Console
+    from minibroker.deploy.console.reading import Reader
+
+    listening = listen(host, port)
+    reader = Reader(servers, files)
+    console = Console(reader, lambda: server.should_exit)
+    server = uvicorn.Server(
+        uvicorn.Config(
+            console.application(host),
+            http="h11",
+            ws="none",
+            lifespan="off",
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            timeout_graceful_shutdown=ENDING_WITHIN_S,
+        )
+    )
+    shown = f"[{host}]" if ":" in host else host
+    sys.stdout.write(f"http://{shown}:{listening.getsockname()[1]}/\n")
+    sys.stdout.flush()
+    note("Ctrl-C ends the console")
+    try:
+        await server.serve([listening])
+    finally:
+        await reader.close()
+
+
+def listen(host: str, port: int) -> socket.socket:
+    """Return a socket that accepts connections. Raises LaunchError."""
+    try:
+        family, kind, protocol, _, address = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[0]
+        listening = socket.socket(family, kind, protocol)
+        try:
+            listening.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            listening.bind(address)
+            listening.listen()
+        except OSError:
+            listening.close()
+            raise
+    except OSError as error:
+        raise LaunchError(
+            f"the console cannot listen at {host}:{port} ({error.strerror or error}): choose another --port, or 0"
+        ) from error
+    return listening

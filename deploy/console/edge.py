@@ -1,0 +1,221 @@
+"""The console's web edge: pages, event streams and static files over HTTP, read-only.
+
+A web page of another origin must not read the cluster through its visitor's browser. So the server binds to loopback
+by default, sends no CORS header, and answers only to hosts by which it cannot be reached through DNS rebinding: IP
+addresses, `localhost`, and the host that it was told to bind to. Pages load nothing from elsewhere and run no inline
+script (Content-Security-Policy).
+
+Starlette and uvicorn were chosen over aiohttp: both are small, typed and well kept; uvicorn parses HTTP with h11, which
+brokers use for their metrics already, and runs on uvloop; an ASGI application is called in tests without a socket.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+from collections.abc import AsyncIterator, Callable, Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Generic, TypeVar
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.middleware import Middleware
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+from minibroker.client.cli.timelines.story import Story, failovers, of_topic
+from minibroker.deploy.console import pages
+from minibroker.deploy.console.reading import Reader
+from minibroker.deploy.console.shared import Reading, Shared
+from minibroker.deploy.console.state import ClusterState, Timeline
+from minibroker.deploy.console.views import Query
+from minibroker.protocol.model import INTERNAL_TOPICS
+
+T = TypeVar("T")
+
+EVERY_S = 0.5
+GROUPS_EVERY_S = 1.0
+PLAIN_PAGE_WITHIN_S = 2.5
+"""A page that cannot have a new reading by then shows the last one; its event stream brings the next."""
+KEEP_ALIVE_S = 10.0
+"""An event stream without news sends a comment this often, and so finds out whether its viewer is there."""
+MAX_TOPICS_TOLD = 16
+"""Failovers are remembered for this many topics of filters."""
+MAX_TOPIC = 249
+MAX_GROUP = 1_000
+STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
+
+HEADERS = {
+    "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+    "cache-control": "no-store",
+}
+
+
+class Guard:
+    """Rejects requests for other hosts, and adds the headers that protect pages."""
+
+    def __init__(self, app: ASGIApp, host: str) -> None:
+        self._app = app
+        self._host = host.lower()
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            await self._app(scope, receive, send)
+            return
+
+        async def protected(message: Message) -> None:
+            if message["type"] == "http.response.start":
+                given = [(name.encode(), value.encode()) for name, value in HEADERS.items()]
+                message["headers"] = [*message.get("headers", ()), *given]
+            await send(message)
+
+        hosts = [value.decode("latin-1") for name, value in scope["headers"] if name == b"host"]
+        if len(hosts) == 1 and self._is_ours(hosts[0]):
+            await self._app(scope, receive, protected)
+            return
+        text = f"This console answers to IP addresses, localhost and {self._host}: use one of them in the address.\n"
+        await PlainTextResponse(text, 421)(scope, receive, protected)
+
+    def _is_ours(self, host: str) -> bool:
+        name = host_name(host)
+        return name in ("localhost", self._host) or _is_address(name)
+
+
+def host_name(host: str) -> str:
+    """Return a Host header without the port, and an IPv6 address without brackets."""
+    if host.startswith("["):
+        return host[1:].partition("]")[0]
+    return host.rpartition(":")[0].lower() if ":" in host else host.lower()
+
+
+def _is_address(name: str) -> bool:
+    try:
+        ipaddress.ip_address(name)
+    except ValueError:
+        return False
+    return True
+
+
+@dataclass(frozen=True)
+class View(Generic[T]):
+    """A page: what it reads, and what it shows of that."""
+
+    shared: Shared[T]
+    sections: Callable[[T | None, Query], pages.Sections]
+    topics: Callable[[T | None], Iterable[str]] | None = None
+    """What its filter offers, if it has one."""
+
+
+class Console:
+    def __init__(self, reader: Reader, is_ending: Callable[[], bool]) -> None:
+        """`is_ending` tells event streams to end."""
+        self._views: dict[str, View[Any]] = {
+            "/": View(Shared(reader.cluster, EVERY_S), pages.overview_sections, topics_of_cluster),
+            "/failovers": View(Shared(reader.timeline, EVERY_S), self._failover_sections, topics_of_timeline),
+            "/groups": View(Shared(reader.groups, GROUPS_EVERY_S), pages.group_sections),
+        }
+        self._is_ending = is_ending
+        self._stories: dict[str, tuple[int, list[Story]]] = {}
+        """For each topic, the version of the timeline and its failovers."""
+        self._static = {name: (Path(__file__).parent / "static" / name).read_bytes() for name in STATIC}
+
+    def application(self, host: str) -> Starlette:
+        return Starlette(
+            routes=[
+                *(Route(path, self._page) for path in self._views),
+                *(Route(_events_of(path), self._events) for path in self._views),
+                Route("/static/{name}", self._file),
+            ],
+            middleware=[Middleware(Guard, host=host)],
+        )
+
+    async def _file(self, request: Request) -> Response:
+        name = request.path_params["name"]
+        if name not in STATIC:
+            return PlainTextResponse("There is no such file.\n", 404)
+        return Response(self._static[name], media_type=STATIC[name])
+
+    async def _page(self, request: Request) -> Response:
+        path, query = request.url.path, query_of(request)
+        view = self._views[path]
+        reading = await view.shared.soon(PLAIN_PAGE_WITHIN_S)
+        form = None if view.topics is None else pages.topic_form(path, query, view.topics(reading.value))
+        events = pages.address(_events_of(path), query)
+        return Response(pages.page(path, _sections(view, query, reading), events, form), media_type="text/html")
+
+    async def _events(self, request: Request) -> Response:
+        path = next(path for path in self._views if _events_of(path) == request.url.path)
+        return StreamingResponse(self._news(self._views[path], query_of(request)), media_type="text/event-stream")
+
+    async def _news(self, view: View[Any], query: Query) -> AsyncIterator[bytes]:
+        """Yield all sections, then those that change. The first may be of a reading that another viewer has caused."""
+        clock = asyncio.get_running_loop().time
+        sent: pages.Sections = {}
+        sent_at_s = clock()
+        reading = await view.shared.soon(PLAIN_PAGE_WITHIN_S)
+        while not self._is_ending():
+            sections = _sections(view, query, reading)
+            changed = {name: text for name, text in sections.items() if sent.get(name) != text}
+            if changed or clock() - sent_at_s > KEEP_ALIVE_S:
+                sent, sent_at_s = sections, clock()
+                yield _event(changed) if changed else b": still here\n\n"
+            reading = await view.shared.after(reading.number)
+
+    def _failover_sections(self, timeline: Timeline | None, query: Query) -> pages.Sections:
+        return pages.failover_sections(timeline, [] if timeline is None else self._told(timeline, query.topic), query)
+
+    def _told(self, timeline: Timeline, topic: str) -> list[Story]:
+        """Return the failovers. They are told once for each version of the timeline, not for each viewer."""
+        version, stories = self._stories.get(topic, (-1, []))
+        if version != timeline.version:
+            stories = failovers(of_topic(timeline.entries, topic) if topic else timeline.entries)
+            if len(self._stories) >= MAX_TOPICS_TOLD:
+                self._stories.clear()
+            self._stories[topic] = timeline.version, stories
+        return stories
+
+
+def _events_of(path: str) -> str:
+    return f"/events{path.rstrip('/')}"
+
+
+def _sections(view: View[T], query: Query, reading: Reading[T]) -> pages.Sections:
+    notice = pages.notice(reading.error, reading.value is not None)
+    return {"notice": notice} | view.sections(reading.value, query)
+
+
+def _event(sections: pages.Sections) -> bytes:
+    return b"event: sections\ndata: " + msgspec.json.encode(list(map(str, sections.values()))) + b"\n\n"
+
+
+def topics_of_cluster(state: ClusterState | None) -> list[str]:
+    return [] if state is None else list(state.topics)
+
+
+def topics_of_timeline(timeline: Timeline | None) -> list[str]:
+    """Return the topics that recorded changes name, except internal ones."""
+    changed = {
+        state["partition"].rpartition("-")[0]
+        for entry in (() if timeline is None else timeline.entries)
+        for state in entry.get("states", ())
+    }
+    return sorted(changed - INTERNAL_TOPICS)
+
+
+def query_of(request: Request) -> Query:
+    """Return what a stranger may have written, in bounds."""
+    given = request.query_params
+    page = given.get("page", "1")
+    return Query(
+        given.get("topic", "").strip()[:MAX_TOPIC],
+        given.get("group", "")[:MAX_GROUP],
+        int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1,
+        given.get("internal") == "1",
+    )

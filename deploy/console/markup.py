@@ -1,0 +1,52 @@
+"""HTML and SVG as text. Pure.
+
+Names of topics, groups and clients are chosen by strangers, so text is escaped unless it is Markup, which only this
+module makes. Rejected: a template engine, another dependency for three pages, whose templates mypy cannot check.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from html import escape
+
+from minibroker.protocol.words import printable
+
+
+class Markup(str):
+    """HTML, as opposed to text that must be escaped."""
+
+    __slots__ = ()
+
+
+Content = str | int | Iterable["Content"] | None
+
+_VOID = frozenset({"input", "link", "meta"})
+
+
+def markup(*contents: Content) -> Markup:
+    """Join contents: Markup as it is, other text and numbers escaped, None left out."""
+    return Markup("".join(_text(content) for content in contents))
+
+
+def element(tag: str, *contents: Content, **attributes: str | int | bool | None) -> Markup:
+    """Return an element. Attributes that are None or False are left out; `class_` means class, `data_x` means
+    data-x."""
+    shown = "".join(_attribute(name, value) for name, value in attributes.items())
+    return Markup(f"<{tag}{shown}>" if tag in _VOID else f"<{tag}{shown}>{markup(*contents)}</{tag}>")
+
+
+def _text(content: Content) -> str:
+    if content is None:
+        return ""
+    if isinstance(content, Markup):
+        return content
+    if isinstance(content, str | int):
+        return escape(printable(str(content)))
+    return "".join(map(_text, content))
+
+
+def _attribute(name: str, value: str | int | bool | None) -> str:
+    if value is None or value is False:
+        return ""
+    shown = name.rstrip("_").replace("_", "-")
+    return f" {shown}" if value is True else f' {shown}="{escape(printable(str(value)))}"'

@@ -1,0 +1,242 @@
+"""Reads the cluster through an Admin client.
+
+A broker that hangs must not hide the others. So each broker is asked separately for its replicas, has one second, and
+is shown as silent after that; ends of partitions are asked only of leaders that answered.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable, Mapping
+from pathlib import Path
+
+from minibroker.client.admin import Admin
+from minibroker.client.administering.configs import ConfigEntry, ConfigErrors, ConfigResource
+from minibroker.client.administering.groups import GroupErrors, GroupListing
+from minibroker.client.administering.timeline import Entry, TimelineReader, merged
+from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_offsets, topics_of
+from minibroker.client.cli.terminal import security
+from minibroker.client.cli.timelines.timeline import entries_in_files
+from minibroker.client.errors import BrokersFailed
+from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+
+ANSWER_WITHIN_S = 1.0
+API_TIMEOUT_MS = 2_500
+MAX_GROUPS = 200
+MAX_ENTRIES = 2_000
+"""As many entries of each broker's timeline are kept as the broker itself keeps."""
+_MIN_ISR = "min.insync.replicas"
+_TOPICS_AT_A_TIME = 100
+_GROUPS_AT_A_TIME = 16
+
+Key = tuple[int, int]
+"""An entry's number and time: if a broker's disk is replaced, it counts from 1 again."""
+
+
+class Reader:
+    def __init__(self, servers: Callable[[], str], files: Path | None) -> None:
+        """`servers` returns the bootstrap list, which may change when a local cluster is started again. `files` is the
+        directory of a local cluster, whose files have the timelines of dead brokers."""
+        self._servers = servers
+        self._files = files
+        self._admin: Admin | None = None
+        self._starting = asyncio.Lock()
+        self._timeline: TimelineReader | None = None
+        self._entries: dict[int, dict[Key, Entry]] = {}
+        self._looked_for: set[int] = set()
+        """Dead brokers whose files have been read."""
+        self._told = Timeline(0, [], {})
+
+    async def close(self) -> None:
+        admin, self._admin = self._admin, None
+        if admin is not None:
+            await admin.close()
+
+    async def cluster(self) -> ClusterState:
+        """Raises MinibrokerError if no broker answers."""
+        admin = await self._open()
+        try:
+            description = await admin.describe_cluster()
+            topics = await admin.describe_topics()
+        except MinibrokerError:
+            await self._drop(admin)
+            raise
+        ids = [broker.id for broker in description.brokers]
+        found = await asyncio.gather(*(_behind(admin, broker_id) for broker_id in ids))
+        behind = {broker_id: each for broker_id, each in zip(ids, found, strict=True) if each is not None}
+        answering = [
+            TopicPartition(topic.name, each.partition)
+            for topic in topics.values()
+            for each in topic.partitions
+            if each.leader in behind
+        ]
+        ends, min_isr = await asyncio.gather(end_offsets(admin, topics, answering), _min_isr(admin, topics))
+        return ClusterState(description, topics, behind, ends, min_isr)
+
+    async def timeline(self) -> Timeline:
+        """Raises MinibrokerError if no broker answers."""
+        admin = await self._open()
+        if self._timeline is None:
+            self._timeline = admin.timeline_reader()
+        try:
+            found = await self._timeline.read()
+        except MinibrokerError:
+            await self._drop(admin)
+            raise
+        is_new = False
+        for entry in found.entries:
+            is_new = self._add(entry["controller"], [entry]) or is_new
+        looked_for, self._looked_for = self._looked_for, set(found.errors)
+        for broker_id in found.errors.keys() - looked_for:
+            if self._files is not None and (entries := entries_in_files(self._files, broker_id, 0)):
+                is_new = self._add(broker_id, entries) or is_new
+        missing = {broker_id: str(error) for broker_id, error in found.errors.items() if broker_id not in self._entries}
+        if is_new or missing != self._told.missing:
+            by_broker = {
+                broker_id: sorted(entries.values(), key=lambda entry: int(entry["number"]))
+                for broker_id, entries in self._entries.items()
+            }
+            self._told = Timeline(self._told.version + 1, merged(by_broker), missing)
+        return self._told
+
+    async def groups(self) -> Groups:
+        """Raises MinibrokerError if no broker answers."""
+        admin = await self._open()
+        silent: tuple[int, ...] = ()
+        try:
+            listed = await admin.list_groups()
+        except BrokersFailed as failed:
+            answers: Mapping[int, list[GroupListing]] = failed.results
+            listed = sorted({each.group: each for answer in answers.values() for each in answer}.values())
+            silent = tuple(sorted(failed.errors))
+        except MinibrokerError:
+            await self._drop(admin)
+            raise
+        names = [each.group for each in listed[:MAX_GROUPS]]
+        errors: dict[str, str] = {}
+        try:
+            described = await admin.describe_groups(names)
+        except GroupErrors as failed_groups:
+            described = dict(failed_groups.results)
+            errors = {group: str(error) for group, error in failed_groups.errors.items()}
+        committed, more_errors = await _committed(admin, described)
+        topics = await topics_of(
+            admin,
+            {p.topic for offsets in committed.values() for p in offsets}
+            | {p.topic for each in described.values() for member in each.members for p in member.partitions or ()},
+        )
+        parts = {
+            group: _partitions(offsets, {p for m in described[group].members for p in m.partitions or ()}, topics)
+            for group, offsets in committed.items()
+        }
+        ends = await end_offsets(admin, topics, {partition for each in parts.values() for partition in each})
+        details = []
+        for group, partitions in parts.items():
+            owners = {p: member.member_id for member in described[group].members for p in member.partitions or ()}
+            lags = (PartitionLag(p, committed[group].get(p), ends.get(p), owners.get(p)) for p in partitions)
+            details.append(GroupDetails(described[group], tuple(lags)))
+        return Groups(tuple(details), errors | more_errors, len(listed) - len(names), silent)
+
+    async def _open(self) -> Admin:
+        async with self._starting:
+            if self._admin is None:
+                admin = Admin(
+                    self._servers(),
+                    client_id="minibroker-console",
+                    request_timeout_ms=ANSWER_WITHIN_S * 1_000,
+                    default_api_timeout_ms=API_TIMEOUT_MS,
+                    **security.chosen(),
+                )
+                await admin.start()
+                self._admin = admin
+            return self._admin
+
+    async def _drop(self, admin: Admin) -> None:
+        """The next reading begins with a new client: this one may have crashed, or know a cluster that is gone."""
+        if self._admin is admin:
+            self._admin = self._timeline = None
+            self._entries, self._looked_for = {}, set()
+        await admin.close()
+
+    def _add(self, broker_id: int, entries: list[Entry]) -> bool:
+        """Return whether there is a new entry."""
+        known = self._entries.setdefault(broker_id, {})
+        new = {(entry["number"], entry["time_ms"]): entry for entry in entries}
+        is_new = not new.keys() <= known.keys()
+        known.update(new)
+        while len(known) > MAX_ENTRIES:
+            del known[next(iter(known))]
+        return is_new
+
+
+async def _behind(admin: Admin, broker_id: int) -> Mapping[TopicPartition, int] | None:
+    """Return how far each replica is behind; None if the broker does not answer."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            directories = (await admin.describe_log_dirs([broker_id]))[broker_id]
+    except BrokersFailed as failed:  # a broker that refuses to tell, answers
+        return {} if isinstance(failed.errors[broker_id], BrokerError) else None
+    except (TimeoutError, MinibrokerError):
+        return None
+    return {
+        partition: replica.offset_lag
+        for directory in directories
+        for partition, replica in directory.replicas.items()
+        if not replica.is_future
+    }
+
+
+async def _min_isr(admin: Admin, topics: Mapping[str, TopicDescription]) -> dict[str, int]:
+    out_of_sync = [
+        topic.name for topic in topics.values() if any(len(each.isr) < len(each.replicas) for each in topic.partitions)
+    ]
+    resources = [ConfigResource.of_topic(name) for name in out_of_sync[:_TOPICS_AT_A_TIME]]
+    if not resources:
+        return {}
+    found: Mapping[ConfigResource, Mapping[str, ConfigEntry]]
+    try:
+        found = await admin.describe_configs(resources, names=[_MIN_ISR])
+    except ConfigErrors as failed:
+        found = failed.results
+    except MinibrokerError:
+        return {}
+    return {
+        resource.name: int(entries[_MIN_ISR].value or 0) for resource, entries in found.items() if _MIN_ISR in entries
+    }
+
+
+Committed = dict[TopicPartition, OffsetAndMetadata]
+
+
+async def _committed(admin: Admin, groups: Mapping[str, object]) -> tuple[dict[str, Committed], dict[str, str]]:
+    """Return the committed offsets of each group, or the error."""
+    turns = asyncio.Semaphore(_GROUPS_AT_A_TIME)
+
+    async def ask(group: str) -> Committed | MinibrokerError:
+        async with turns:
+            try:
+                found = await admin.list_group_offsets(group)
+            except MinibrokerError as error:
+                return error
+        return {partition: offset for partition, offset in found.items() if offset is not None}
+
+    answers = dict(zip(groups, await asyncio.gather(*map(ask, groups)), strict=True))
+    return (
+        {group: answer for group, answer in answers.items() if not isinstance(answer, MinibrokerError)},
+        {group: str(answer) for group, answer in answers.items() if isinstance(answer, MinibrokerError)},
+    )
+
+
+def _partitions(
+    committed: Committed, assigned: set[TopicPartition], topics: Mapping[str, TopicDescription]
+) -> list[TopicPartition]:
+    """Return the assigned partitions, and all of topics with commits."""
+    names = {partition.topic for partition in committed}
+    others = {
+        TopicPartition(name, each.partition) for name in names if name in topics for each in topics[name].partitions
+    }
+    return sorted({*committed, *assigned, *others})

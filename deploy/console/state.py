@@ -1,0 +1,41 @@
+"""What the console has read of a cluster. Data only."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+from minibroker.client.administering.requests import ClusterDescription
+from minibroker.client.administering.timeline import Entry
+from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli.group_details import GroupDetails
+from minibroker.protocol.model import TopicPartition
+
+
+class ClusterState(NamedTuple):
+    description: ClusterDescription
+    topics: Mapping[str, TopicDescription]
+    behind: Mapping[int, Mapping[TopicPartition, int]]
+    """For each broker that answered: how many committed records each of its replicas lacks, as far as it knows."""
+    ends: Mapping[TopicPartition, int]
+    """High watermarks."""
+    min_isr: Mapping[str, int]
+    """`min.insync.replicas` of topics with replicas out of sync."""
+
+
+class Timeline(NamedTuple):
+    version: int
+    """Increases with each change."""
+    entries: Sequence[Entry]
+    """Of all brokers, in order."""
+    missing: Mapping[int, str]
+    """Brokers whose entries are missing, and why."""
+
+
+class Groups(NamedTuple):
+    details: tuple[GroupDetails, ...]
+    failed: Mapping[str, str]
+    """Groups that could not be read, and why."""
+    omitted: int
+    silent: tuple[int, ...]
+    """Brokers that did not list their groups."""

@@ -1,0 +1,51 @@
+"use strict";
+// Replaces sections of the page by those of the event stream. It reads only while the page is visible.
+
+const connection = document.getElementById("connection");
+let source = null;
+
+function say(text, isLive) {
+  connection.textContent = text;
+  connection.className = isLive ? "live" : "";
+}
+
+function follow() {
+  if (source !== null || document.hidden) return;
+  source = new EventSource(document.body.dataset.events);
+  source.onopen = () => say("● live", true);
+  source.onerror = () => {
+    say("○ the console does not answer; trying again", false);
+    if (source.readyState === EventSource.CLOSED) {
+      stop();
+      setTimeout(follow, 2000);
+    }
+  };
+  source.addEventListener("sections", (event) => JSON.parse(event.data).forEach(replace));
+}
+
+function stop() {
+  if (source !== null) source.close();
+  source = null;
+}
+
+// The server escapes names, and the content security policy forbids inline scripts.
+function replace(html) {
+  const template = document.createElement("template");
+  template.innerHTML = html;
+  const fresh = template.content.firstElementChild;
+  const old = document.getElementById(fresh.id);
+  if (old === null) return;
+  for (const details of old.querySelectorAll("details[id]")) {
+    const same = template.content.getElementById(details.id);
+    if (same !== null) same.open = details.open;
+  }
+  const scrolled = [...old.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
+  const focusable = "a, summary, [tabindex]";
+  const focused = [...old.querySelectorAll(focusable)].indexOf(document.activeElement);
+  old.replaceWith(fresh);
+  fresh.querySelectorAll(".scroll").forEach((box, index) => (box.scrollLeft = scrolled[index] ?? 0));
+  if (focused >= 0) fresh.querySelectorAll(focusable)[focused]?.focus({ preventScroll: true });
+}
+
+document.addEventListener("visibilitychange", () => (document.hidden ? stop() : follow()));
+follow();

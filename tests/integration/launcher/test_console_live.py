@@ -1,0 +1,138 @@
+"""`minibroker console` on a cluster of real processes, read by an HTTP client."""
+
+from __future__ import annotations
+
+import http.client
+import json
+import signal
+import subprocess
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell, start
+
+
+@pytest.fixture
+def minibroker(tmp_path: Path) -> Iterator[Shell]:
+    with running_shell(tmp_path) as shell:
+        shell.ok("topics", "create", "orders", "--partitions", "3")
+        yield shell
+
+
+class Console:
+    """The process, and requests to it."""
+
+    def __init__(self, shell: Shell) -> None:
+        self._streams: list[News] = []
+        self.process: subprocess.Popen[bytes] = start(["console", "--port", "0"], shell.directory)
+        assert self.process.stdout is not None
+        address = self.process.stdout.readline().decode().strip()
+        assert address.startswith("http://127.0.0.1:"), self._ended()
+        self._port = int(address.rstrip("/").rpartition(":")[2])
+
+    def page(self, path: str) -> str:
+        connection = self.open(path)
+        answer = connection.getresponse()
+        text = answer.read().decode()
+        connection.close()
+        assert answer.status == 200, (path, answer.status, text)
+        return text
+
+    def open(self, path: str) -> http.client.HTTPConnection:
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        connection.request("GET", path)
+        return connection
+
+    def news(self, path: str) -> News:
+        self._streams.append(News(self, path))
+        return self._streams[-1]
+
+    def interrupt(self) -> tuple[int, str]:
+        self.process.send_signal(signal.SIGINT)
+        return self._ended()
+
+    def _ended(self) -> tuple[int, str]:
+        _, errors = self.process.communicate(timeout=PATIENCE_S)
+        return self.process.returncode, errors.decode()
+
+    def close(self) -> None:
+        for stream in self._streams:
+            stream.close()
+        self.process.kill()
+        self.process.communicate()
+
+
+class News:
+    """An event stream, and the sections that it has sent, by id."""
+
+    def __init__(self, console: Console, path: str) -> None:
+        self._connection = console.open(path)
+        self._answer = self._connection.getresponse()
+        assert self._answer.getheader("content-type", "").startswith("text/event-stream")
+        self.sections: dict[str, str] = {}
+
+    def until(self, section: str, *words: str) -> str:
+        """Read until the section has all words."""
+        deadline_s = time.monotonic() + PATIENCE_S
+        while not all(word in self.sections.get(section, "") for word in words):
+            assert time.monotonic() < deadline_s, (words, self.sections)
+            line = self._answer.readline()
+            assert line, "the stream has ended"
+            if line.startswith(b"data: "):
+                for html in json.loads(line.removeprefix(b"data: ")):
+                    self.sections[html.partition('id="section-')[2].partition('"')[0]] = html
+        return self.sections[section]
+
+    def close(self) -> None:
+        self._answer.close()
+        self._connection.close()
+
+
+@pytest.fixture
+def console(minibroker: Shell) -> Iterator[Console]:
+    console = Console(minibroker)
+    yield console
+    console.close()
+
+
+def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> None:
+    minibroker.ok("produce", "orders", stdin=b"one\ntwo\nthree\n")
+    minibroker.ok("consume", "orders", "--group", "billing", "--from", "earliest", "--count", "3")
+    overview = console.page("/")
+    assert "orders-0" in overview
+    assert "★ leader" in overview
+    assert "No failover is recorded" in console.page("/failovers")
+    groups = console.page("/groups")
+    assert "billing" in groups
+    assert "lag 0" in groups
+
+    failovers, partitions = console.news("/events/failovers"), console.news("/events")
+    failovers.until("failovers", "No failover is recorded")
+    partitions.until("brokers", "✓ alive")
+    killed = minibroker.ok("kill", "leader:orders-0").split()[-1]
+    assert "<svg" in failovers.until("failovers", f"Broker {killed} was lost", "was led again", "assumed its role")
+    partitions.until("brokers", "✗ dead")
+    partitions.until("troubles", "Partitions in trouble", "out of sync")
+    assert f"Broker {killed} was lost" in console.page("/failovers?topic=orders")
+
+    # With both streams open, Ctrl-C ends the console at once.
+    assert console.interrupt() == (130, "")
+
+
+@pytest.mark.slow
+def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker: Shell, console: Console) -> None:
+    minibroker.ok("kill", "leader:orders-0")
+    failovers, partitions = console.news("/events/failovers"), console.news("/events")
+    failovers.until("failovers", "was led again")
+    partitions.until("brokers", "✗ dead")
+    minibroker.ok("pause", "all")
+    partitions.until("notice", "No broker answers", "last known state")
+    failovers.until("notice", "No broker answers")
+    assert "No broker answers" in console.page("/groups")
+    minibroker.ok("resume", "all")
+    partitions.until("notice", 'id="section-notice"></section>')
+    failovers.until("notice", 'id="section-notice"></section>')
+    assert "was led again" in console.page("/failovers")

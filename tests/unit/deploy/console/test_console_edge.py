@@ -1,0 +1,226 @@
+"""The console's readings and its web edge, without sockets."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from starlette.applications import Starlette
+from starlette.types import Message, Scope
+
+from minibroker.client.administering.requests import ClusterDescription
+from minibroker.deploy.console.command import listen
+from minibroker.deploy.console.edge import HEADERS, Console, host_name
+from minibroker.deploy.console.shared import NOT_YET, Shared
+from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.deploy.errors import LaunchError
+from minibroker.protocol.errors import NetworkError
+from tests.waiting import until
+
+
+class Cluster:
+    """Answers like the Reader of a cluster without brokers, or raises."""
+
+    def __init__(self) -> None:
+        self.reads = 0
+        self.under_way = 0
+        self.most_at_once = 0
+        self.epoch = 1
+        self.error: Exception | None = None
+        self.answers = asyncio.Event()
+        self.answers.set()
+
+    async def cluster(self) -> ClusterState:
+        self.reads += 1
+        self.under_way += 1
+        self.most_at_once = max(self.most_at_once, self.under_way)
+        try:
+            await asyncio.sleep(0)
+            await self.answers.wait()
+        finally:
+            self.under_way -= 1
+        if self.error is not None:
+            raise self.error
+        return ClusterState(ClusterDescription("c", None, (), self.epoch), {}, {}, {}, {})
+
+    async def timeline(self) -> Timeline:
+        return Timeline(0, [], {})
+
+    async def groups(self) -> Groups:
+        return Groups((), {}, 0, ())
+
+
+def _application(cluster: Cluster, is_ending: Callable[[], bool] = lambda: False) -> Starlette:
+    reader: Any = cluster
+    return Console(reader, is_ending).application("127.0.0.1")
+
+
+class Request:
+    """A request to an ASGI application, and what it has sent so far."""
+
+    def __init__(
+        self, application: Starlette, path: str, host: str | None = "127.0.0.1:8080", method: str = "GET"
+    ) -> None:
+        path, _, query = path.partition("?")
+        self.status = 0
+        self.headers: dict[str, str] = {}
+        self.body = b""
+        self._left = asyncio.Event()
+        headers = [] if host is None else [(b"host", host.encode())]
+        scope: Scope = {
+            "type": "http",
+            "method": method,
+            "path": path,
+            "raw_path": path.encode(),
+            "root_path": "",
+            "query_string": query.encode(),
+            "headers": headers,
+            "http_version": "1.1",
+            "scheme": "http",
+            "server": ("127.0.0.1", 8080),
+            "client": ("127.0.0.1", 1),
+        }
+        self.task = asyncio.create_task(application(scope, self._receive, self._send))
+
+    async def _receive(self) -> Message:
+        await self._left.wait()
+        return {"type": "http.disconnect"}
+
+    async def _send(self, message: Message) -> None:
+        if message["type"] == "http.response.start":
+            self.status = message["status"]
+            self.headers = {name.decode(): value.decode() for name, value in message["headers"]}
+        else:
+            self.body += message.get("body", b"")
+
+    async def leave(self) -> None:
+        self._left.set()
+        await self.task
+
+    async def ended(self) -> Request:
+        await self.task
+        return self
+
+
+async def test_viewers_share_one_reading_at_a_time() -> None:
+    cluster = Cluster()
+    shared = Shared(cluster.cluster, 0.01)
+    first = await asyncio.gather(*(shared.after(0) for _ in range(20)))
+    assert {reading.number for reading in first} == {1}
+    assert cluster.reads == 1
+    await asyncio.gather(*(shared.after(1) for _ in range(20)))
+    assert (cluster.reads, cluster.most_at_once) == (2, 1)
+
+
+async def test_a_viewer_that_leaves_in_the_middle_of_its_reading_does_not_block_the_others() -> None:
+    cluster = Cluster()
+    cluster.answers.clear()
+    shared = Shared(cluster.cluster, 0.0)
+    leaving = asyncio.create_task(shared.after(0))
+    staying = asyncio.create_task(shared.after(0))
+    await until(lambda: cluster.under_way == 1)
+    leaving.cancel()
+    cluster.answers.set()
+    assert (await staying).number == 1
+
+
+async def test_a_cluster_that_cannot_be_read_keeps_its_last_state_until_it_recovers() -> None:
+    cluster = Cluster()
+    shared = Shared(cluster.cluster, 0.0)
+    cluster.error = NetworkError("no broker")
+    assert ((await shared.after(0)).value, (await shared.after(0)).error) == (None, "no broker")
+    cluster.error = None
+    found = await shared.after(1)
+    assert found.error is None
+    cluster.error = TimeoutError()
+    lost = await shared.after(found.number)
+    assert (lost.value, lost.error) == (found.value, "no broker answered in time")
+
+
+async def test_a_page_does_not_wait_for_a_cluster_that_hangs() -> None:
+    cluster = Cluster()
+    cluster.answers.clear()
+    assert (await Shared(cluster.cluster, 0.0).soon(0.01)).error == NOT_YET
+
+
+def test_a_port_that_is_taken_is_reported_with_the_remedy() -> None:
+    with listen("127.0.0.1", 0) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(LaunchError, match=f"cannot listen at 127.0.0.1:{port} .*: choose another --port"):
+            listen("127.0.0.1", port)
+
+
+async def test_each_answer_has_the_headers_that_protect_a_page() -> None:
+    application = _application(Cluster())
+    for path in ("/", "/failovers", "/groups", "/static/console.css", "/static/console.js", "/nothing"):
+        answer = await Request(application, path).ended()
+        assert answer.headers.items() >= HEADERS.items(), path
+        assert answer.status == (404 if path == "/nothing" else 200)
+
+
+@pytest.mark.parametrize(
+    "host", ["127.0.0.1:8080", "127.0.0.1", "localhost:8080", "LOCALHOST", "[::1]:8080", "10.0.0.7"]
+)
+async def test_hosts_that_no_stranger_can_rebind_are_served(host: str) -> None:
+    assert (await Request(_application(Cluster()), "/", host).ended()).status == 200
+
+
+@pytest.mark.parametrize("host", ["evil.example:8080", "127.0.0.1.evil.example", "localhost.evil.example", "", None])
+async def test_other_hosts_are_rejected_before_the_cluster_is_read(host: str | None) -> None:
+    cluster = Cluster()
+    for path in ("/", "/events"):
+        answer = await Request(_application(cluster), path, host).ended()
+        assert (answer.status, cluster.reads) == (421, 0)
+
+
+@pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
+async def test_the_console_is_read_only(method: str) -> None:
+    assert (await Request(_application(Cluster()), "/", method=method).ended()).status == 405
+
+
+def test_a_host_header_is_taken_apart() -> None:
+    assert [host_name(host) for host in ("a:1", "a", "[::1]:1", "[::1]")] == ["a", "a", "::1", "::1"]
+
+
+@pytest.mark.parametrize(
+    "query", ["page=-1", "page=x", "page=99999999999", "page=%C2%B2", "topic=%00%3Cb%3E", "internal=2"]
+)
+async def test_any_query_is_answered(query: str) -> None:
+    answer = await Request(_application(Cluster()), f"/?{query}").ended()
+    assert answer.status == 200
+    assert b"<b>" not in answer.body
+
+
+async def test_an_event_stream_sends_all_sections_and_then_those_that_change() -> None:
+    cluster = Cluster()
+    request = Request(_application(cluster), "/events")
+    await until(lambda: request.body.endswith(b"\n\n"))
+    assert request.headers["content-type"].startswith("text/event-stream")
+    first = request.body
+    assert first.count(b"section-") == 5
+    cluster.epoch = 2
+    await until(lambda: len(request.body) > len(first) and request.body.endswith(b"\n\n"))
+    news = request.body[len(first) :]
+    assert b"epoch 2" in news
+    assert news.count(b"section-") == 1
+    await request.leave()
+
+
+async def test_nobody_reads_the_cluster_when_nobody_watches() -> None:
+    cluster = Cluster()
+    cluster.answers.clear()
+    request = Request(_application(cluster), "/events")
+    await until(lambda: cluster.under_way == 1)
+    await request.leave()
+    assert cluster.under_way == 0
+
+
+async def test_event_streams_end_with_the_console() -> None:
+    is_ending = False
+    request = Request(_application(Cluster(), lambda: is_ending), "/events")
+    await until(lambda: request.body)
+    is_ending = True
+    async with asyncio.timeout(10):
+        await request.ended()

@@ -1,0 +1,244 @@
+"""The console's pages as text, from values."""
+
+from __future__ import annotations
+
+import re
+import xml.etree.ElementTree as ElementTree
+from collections.abc import Sequence
+
+from minibroker.client.administering.groups import GroupDescription, MemberDescription
+from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
+from minibroker.client.administering.topics import PartitionDescription, TopicDescription
+from minibroker.client.cli.group_details import GroupDetails, PartitionLag
+from minibroker.client.cli.timelines.story import Step, Story
+from minibroker.client.cluster.coordinators import Coordinator
+from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.settings import Address
+from minibroker.deploy.console import pages
+from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
+from minibroker.deploy.console.markup import Markup, element, markup
+from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.deploy.console.views import Cell, Query, overview
+from minibroker.protocol.model import TopicPartition
+
+EVIL = "<script>alert('1')</script>\"&\x1b"
+
+
+def _partition(number: int, leader: int | None, replicas: Sequence[int], isr: Sequence[int]) -> PartitionDescription:
+    return PartitionDescription(number, leader, 3, tuple(replicas), tuple(isr), ())
+
+
+def _topic(name: str, *partitions: PartitionDescription) -> TopicDescription:
+    return TopicDescription(name, f"id of {name}", name.startswith("__"), partitions)
+
+
+def _state(*topics: TopicDescription, alive: Sequence[int] = (1, 2, 3), silent: Sequence[int] = ()) -> ClusterState:
+    names = [TopicPartition(topic.name, each.partition) for topic in topics for each in topic.partitions]
+    return ClusterState(
+        ClusterDescription("cluster", 1, tuple(BrokerDescription(b, "127.0.0.1", 9090 + b, None) for b in alive), 7),
+        {topic.name: topic for topic in topics},
+        {broker: dict.fromkeys(names, 0) for broker in alive if broker not in silent},
+        dict.fromkeys(names, 12_345),
+        {topic.name: 2 for topic in topics},
+    )
+
+
+def _story(*steps: tuple[float, int, str], led_ms: float | None = 100.0, title: str = "broker 1 was lost") -> Story:
+    told = tuple(Step(at_ms, broker, 2, event, f"step of {event}") for at_ms, broker, event in steps)
+    return Story(title, 1_795_343_400_000, told, 1, (), led_ms, led_ms)
+
+
+def _is_well_formed(html: str) -> bool:
+    """Whether each element is closed, apart from those that HTML never closes."""
+    closed = re.sub(r"<((?:input|link|meta)\b[^>]*)>", r"<\1/>", html)
+    for attribute in ("open", "defer"):
+        closed = closed.replace(f" {attribute}>", f' {attribute}="">')
+    ElementTree.fromstring(closed.removeprefix("<!doctype html>\n"))
+    return True
+
+
+# -- text of strangers --
+
+
+def test_text_is_escaped_in_elements_and_attributes_and_markup_is_not() -> None:
+    assert element("p", EVIL, title=EVIL) == (
+        '<p title="&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&quot;&amp;\\x1b">'
+        "&lt;script&gt;alert(&#x27;1&#x27;)&lt;/script&gt;&quot;&amp;\\x1b</p>"
+    )
+    assert element("p", element("b", "x"), None, [1, "<"]) == "<p><b>x</b>1&lt;</p>"
+    assert isinstance(markup("<"), Markup)
+
+
+def test_attributes_without_a_value_are_left_out() -> None:
+    assert element("details", open=True, id=None, hidden=False, data_x="1", class_="y") == (
+        '<details open data-x="1" class="y"></details>'
+    )
+
+
+def test_no_page_runs_what_strangers_have_named() -> None:
+    partition = TopicPartition(EVIL, 0)
+    member = MemberDescription(EVIL, EVIL, EVIL, EVIL, (EVIL,), (partition,))
+    group = GroupDescription(EVIL, EVIL, "consumer", EVIL, Coordinator(1, Address("127.0.0.1", 9092)), (member,))
+    lag = PartitionLag(partition, OffsetAndMetadata(1, None, EVIL), 2, EVIL)
+    groups = Groups((GroupDetails(group, (lag,)),), {EVIL: EVIL}, 0, ())
+    state = _state(_topic(EVIL, _partition(0, None, [1, 2], [])))
+    story = _story((0.0, 1, EVIL), title=EVIL)
+    shown = {
+        "/": pages.overview_sections(state, Query(topic=EVIL)),
+        "/failovers": pages.failover_sections(Timeline(1, [], {1: EVIL}), [story], Query(topic=EVIL)),
+        "/groups": pages.group_sections(groups, Query()),
+    }
+    for path, sections in shown.items():
+        form = pages.topic_form(path, Query(topic=EVIL), [EVIL])
+        html = pages.page(path, {"notice": pages.notice(EVIL, True), **sections}, f"/events?{EVIL}", form)
+        assert "<script>" not in html
+        assert "alert(&#x27;1" in html
+        assert _is_well_formed(html)
+
+
+def test_pages_have_no_inline_style_or_script_and_load_nothing_from_elsewhere() -> None:
+    sections = pages.failover_sections(Timeline(1, [], {}), [_story((0.0, 1, "BrokerSuspected"))], Query())
+    html = pages.page("/failovers", sections, "/events/failovers")
+    assert re.findall(r"\bstyle=|<style|\bon\w+=|javascript:", html) == []
+    assert all(address.startswith(("/", "#")) for address in re.findall(r'(?:href|src|action)="([^"]*)"', html))
+    assert re.findall(r"<script[^>]*>", html) == ['<script src="/static/console.js" defer>']
+
+
+# -- the overview --
+
+
+def test_the_worst_trouble_of_a_partition_is_named_and_counted() -> None:
+    state = _state(
+        _topic(
+            "orders",
+            _partition(0, 1, [1, 2, 3], [1, 2, 3]),
+            _partition(1, None, [2, 3], []),
+            _partition(2, 1, [1, 2, 3], [1]),
+            _partition(3, 1, [1, 2, 3], [1, 2]),
+            _partition(4, 3, [3, 1], [3, 1]),
+            _partition(5, 1, [1], [1]),
+        ),
+        alive=(1, 3),
+        silent=(3,),
+    )
+    view = overview(state, Query())
+    assert [each.trouble for each in view.partitions] == [
+        "",
+        "no leader",
+        "under min.insync.replicas",
+        "out of sync",
+        "leader does not answer",
+        "",
+    ]
+    assert view.partitions[2].detail == "1 in sync, 2 required; out of sync: brokers 2 and 3"
+    assert view.partitions[3].detail == "broker 3"
+    assert [each.name.partition for each in view.troubles] == [1, 4, 2, 3]
+    assert dict(view.trouble_counts) == dict.fromkeys(
+        ("no leader", "leader does not answer", "under min.insync.replicas", "out of sync"), 1
+    )
+    assert [(each.id, each.state) for each in view.brokers] == [(1, "alive"), (2, "dead"), (3, "silent")]
+
+
+def test_a_cell_says_the_role_of_the_replica_and_how_far_it_is_behind() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1, 2])), alive=(1, 2, 3, 4))
+    name = TopicPartition("orders", 0)
+    state = state._replace(behind={1: {name: 5}, 2: {name: 0}, 3: {name: 1_234}, 4: {}})
+    (partition,) = overview(state, Query()).partitions
+    assert partition.cells == (Cell("leader", None), Cell("in sync", 0), Cell("out of sync", 1_234), Cell("", None))
+    html = pages.overview_sections(state, Query())["partitions"]
+    assert "✗ out of sync, 1,234 behind" in html
+    assert "12,345" in html
+
+
+def test_internal_topics_are_folded_away_but_their_troubles_come_last_in_the_list() -> None:
+    state = _state(
+        _topic("__consumer_offsets", _partition(0, 1, [1, 2], [1])), _topic("orders", _partition(0, 1, [1, 2], [1]))
+    )
+    view = overview(state, Query())
+    assert [str(each.name) for each in view.partitions] == ["orders-0"]
+    assert [str(each.name) for each in view.troubles] == ["orders-0", "__consumer_offsets-0"]
+    assert len(overview(state, Query(internal=True)).partitions) == 2
+    assert [str(each.name) for each in overview(state, Query(topic="__consumer_offsets")).partitions] == [
+        "__consumer_offsets-0"
+    ]
+    assert 'href="/?internal=1"' in pages.overview_sections(state, Query())["partitions"]
+
+
+def test_a_thousand_partitions_come_in_pages() -> None:
+    state = _state(_topic("orders", *(_partition(number, 1, [1, 2, 3], [1]) for number in range(1_000))))
+    view = overview(state, Query(page=10))
+    assert (view.page, view.pages, view.selected) == (10, 10, 1_000)
+    assert [each.name.partition for each in view.partitions] == list(range(900, 1_000))
+    assert overview(state, Query(page=99)).page == 10
+    html = markup(*pages.overview_sections(state, Query(page=2)).values())
+    assert len(html) < 60_000
+    assert 'href="/"' in html
+    assert 'href="/?page=3"' in html
+    assert "and 990 more" in html
+
+
+def test_a_cluster_that_does_not_answer_keeps_its_last_state_on_the_page() -> None:
+    assert "last known state" in pages.notice("no answer", True)
+    assert "nothing to show yet" in pages.notice("no answer", False)
+    assert pages.notice(None, True) == '<section id="section-notice"></section>'
+    none_yet = pages.overview_sections(None, Query())
+    assert none_yet.keys() == pages.overview_sections(_state(), Query()).keys()
+
+
+# -- failovers --
+
+
+def test_marks_lie_on_a_true_time_axis_in_the_lane_of_their_broker() -> None:
+    chart = chart_of(
+        _story((0.0, 3, "BrokerSuspected"), (50.0, 1, "Startup"), (200.0, 1, "LeaderAndIsrAnswered"), led_ms=100.0)
+    )
+    assert [lane.broker for lane in chart.lanes] == [1, 3]
+    xs = [mark.x for mark in chart.marks]
+    width = WIDTH - LEFT - RIGHT
+    assert xs == [LEFT, LEFT + width / 4, LEFT + width]
+    assert chart.led_x == LEFT + width / 2
+    assert [mark.kind for mark in chart.marks] == ["sign", "work", "answer"]
+    assert [text for _, text in chart.ticks] == ["0", "50 ms", "100 ms", "150 ms", "200 ms"]
+
+
+def test_marks_never_overlap() -> None:
+    chart = chart_of(_story(*((float(number // 3), 1, "BrokerChange") for number in range(30)), led_ms=500.0))
+    assert len({(mark.x, mark.y) for mark in chart.marks}) == 30
+    for one in chart.marks:
+        for other in chart.marks:
+            assert one is other or abs(one.x - other.x) >= 2 * RADIUS or abs(one.y - other.y) >= 2 * RADIUS
+    assert max(mark.y for mark in chart.marks) + RADIUS <= chart.height
+
+
+def test_a_story_without_any_duration_can_be_drawn() -> None:
+    chart = chart_of(_story((0.0, 1, "BrokerChange"), led_ms=None))
+    assert chart.led_x is None
+    assert len(chart.ticks) == 2
+
+
+def test_the_newest_failover_comes_first_and_is_open() -> None:
+    stories = [_story((0.0, 1, "Startup"), title=f"number {number}")._replace(began_ms=number) for number in range(25)]
+    shown = [pages.failover_sections(Timeline(1, [], {}), stories, Query(page=page))["failovers"] for page in (1, 2, 3)]
+    assert re.findall(r"Number (\d+)", shown[0]) == [str(number) for number in range(24, 14, -1)]
+    assert re.findall(r'<details id="steps-(\d+)" open>', "".join(shown)) == ["24"]
+    assert re.findall(r"Number (\d+)", shown[2]) == ["4", "3", "2", "1", "0"]
+
+
+# -- groups --
+
+
+def test_a_group_shows_members_partitions_and_lag() -> None:
+    partitions = tuple(TopicPartition("orders", number) for number in range(2))
+    member = MemberDescription("m-1", None, "billing-app", "/10.0.0.1", ("orders",), partitions[:1])
+    group = GroupDescription(
+        "billing", "Stable", "consumer", "range", Coordinator(2, Address("127.0.0.1", 9093)), (member,)
+    )
+    lags = (
+        PartitionLag(partitions[0], OffsetAndMetadata(1_000), 3_500, "m-1"),
+        PartitionLag(partitions[1], None, 7, None),
+    )
+    html = pages.group_sections(Groups((GroupDetails(group, lags),), {}, 3, (4,)), Query())
+    assert "Stable · 1 member · lag 2,500 · coordinator broker 2 · 1 partition without a commit" in html["groups"]
+    assert html["groups"].count("billing-app") == 2
+    assert "3 more groups" in html["failed"]
+    assert "Broker 4 did not list its groups." in html["failed"]
