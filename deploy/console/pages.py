@@ -30,7 +30,18 @@ from minibroker.deploy.console.views import (
 )
 from minibroker.protocol.words import counted
 
-NUMBERS = {"Leads", "In sync", "Out of sync", "High watermark", "Leader epoch", "Step", "Time", "Committed", "Lag"}
+NUMBERS = {
+    "Leads",
+    "Partitions",
+    "In sync",
+    "Out of sync",
+    "High watermark",
+    "Leader epoch",
+    "Step",
+    "Time",
+    "Committed",
+    "Lag",
+}
 """Columns with numbers."""
 
 Sections = dict[str, Markup]
