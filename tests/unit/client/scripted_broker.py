@@ -17,6 +17,7 @@ from typing import Any, NamedTuple, cast
 from minibroker.broker.storage.producer_state import EndedTransaction, ProducerState
 from minibroker.broker.transactions.transaction import ProducerIdAndEpoch
 from minibroker.client.admin import Admin
+from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import apis, topic_ids
@@ -508,10 +509,10 @@ class ScriptedCluster:
         return m.DeleteRecordsResponse(0, topics)
 
 
-def leap(client: Admin | Consumer | Producer, by_s: float = 3_600.0) -> None:
+def leap(client: Admin | Consumer | Producer | ClientRuntime, by_s: float = 3_600.0) -> None:
     """Set the client's clock forward, so that the deadline of its call passes at this point of the script, however
     long the machine took to reach it."""
-    clock = client._runtime.clock
+    clock = (client if isinstance(client, ClientRuntime) else client._runtime).clock
     monotonic = clock.monotonic
     clock.monotonic = lambda: monotonic() + by_s  # type: ignore[method-assign]
 

@@ -18,7 +18,7 @@ from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
-from tests.unit.client.scripted_broker import DROP, HANG, ScriptedCluster
+from tests.unit.client.scripted_broker import DROP, HANG, Action, Received, ScriptedCluster, leap
 
 
 def partition(index: int, leader: int, epoch: int) -> m.MetadataPartition:
@@ -269,10 +269,16 @@ def test_a_start_waits_longer_for_a_silent_broker_than_for_one_that_is_down(monk
 
 def test_the_last_failure_of_a_broker_decides_whether_it_is_said_to_be_silent(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("minibroker.client.cluster.metadata.FIRST_ATTEMPT_TIMEOUT_S", 0.1)
-    monkeypatch.setattr("minibroker.client.cluster.runtime.SILENCE_PATIENCE_S", 1.0)
+    monkeypatch.setattr("minibroker.client.cluster.runtime.SILENCE_PATIENCE_S", 30.0)
 
     async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
-        scripted.script(METADATA, HANG, *[DROP] * 1_000)
+        def hang_once(received: Received) -> Action:
+            count = len(scripted.requests(METADATA))
+            if count == 3:
+                leap(runtime)
+            return HANG if count == 1 else DROP
+
+        scripted.rules.append(hang_once)
         with pytest.raises(NetworkError, match="Start the brokers") as failed:
             await runtime.start()
         assert not isinstance(failed.value, RequestTimedOut)
