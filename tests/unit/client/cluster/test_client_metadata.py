@@ -274,6 +274,7 @@ def test_the_last_failure_of_a_broker_decides_whether_it_is_said_to_be_silent(mo
     async def scenario(scripted: ScriptedCluster, runtime: ClientRuntime) -> None:
         def hang_once(received: Received) -> Action:
             count = len(scripted.requests(METADATA))
+            monkeypatch.setattr("minibroker.client.cluster.metadata.FIRST_ATTEMPT_TIMEOUT_S", 5.0)
             if count == 3:
                 leap(runtime)
             return HANG if count == 1 else DROP
