@@ -46,7 +46,7 @@ LIFECYCLE = ("start", "close")
 @run_by(run)
 async def test_topics_are_created_described_listed_and_deleted(cluster: ScriptedCluster, admin: Admin, /) -> None:
     await admin.create_topic("orders", partitions=2, replication_factor=3, configs={"retention.ms": "5"})
-    (request,) = cluster.requests(CREATE_TOPICS)
+    request = cluster.requests(CREATE_TOPICS)[0]
     (topic,) = request.topics
     assert (topic.num_partitions, topic.replication_factor) == (2, 3)
     assert [(config.name, config.value) for config in topic.configs] == [("retention.ms", "5")]

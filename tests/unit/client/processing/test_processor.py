@@ -267,8 +267,8 @@ def test_a_commit_without_an_answer_is_found_out_and_not_repeated(action: Action
         await billing.run(
             cluster,
             request_timeout_ms=500,
-            transaction_timeout_ms=750,
-            producer_settings={"max_block_ms": 750, "delivery_timeout_ms": 60_000},
+            transaction_timeout_ms=1_500,
+            producer_settings={"max_block_ms": 1_500, "delivery_timeout_ms": 60_000},
         )
         assert (billing.calls, billed(cluster)) == (IN_ORDER, BILLS)
 
