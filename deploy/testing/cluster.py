@@ -19,6 +19,7 @@ import shutil
 import signal
 import sys
 import tempfile
+from collections import deque
 from collections.abc import Callable, Coroutine, Iterable, Iterator, Mapping
 from pathlib import Path
 from types import TracebackType
@@ -48,11 +49,12 @@ from minibroker.deploy.local.processes import (
     wait_until,
     wait_until_gone,
 )
-from minibroker.deploy.local.who import AllBrokers, Member, ZooKeeperServer, parse_who
-from minibroker.deploy.testing import guardian
+from minibroker.deploy.local.who import AllBrokers, Member, Who, ZooKeeperServer, parse_who
+from minibroker.deploy.testing import evidence, guardian
 from minibroker.deploy.testing.isolation import Isolation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import topic_name_problem
+from minibroker.protocol.words import counted
 
 __tracebackhide__ = hidden_from_pytest
 
@@ -65,6 +67,9 @@ HEALTHY_TIMEOUT_S = 30.0
 _PORTS_OF_BROKER = 3
 """The ports for clients, for the controller's orders, and for metrics."""
 _GUARDIAN_TIMEOUT_S = 10.0
+_FAULTS_KEPT = 1_000
+KEEP_VARIABLE = "MINIBROKER_KEEP"
+"""The environment variable with the directory below which data is kept; `--minibroker-keep` sets it."""
 _COMMAND = re.compile("`(minibroker (?![^`]*--(?:data|help))[^`]+)`")
 """A command in a message that does not name the cluster yet."""
 
@@ -86,9 +91,10 @@ class SyncLocalCluster(Blocking):
     `security` returns the arguments of a client as `admin`, who may do everything, or as a user of `add_user`.
 
     At the end every process is killed and every file removed, even after an exception, Ctrl-C or, thanks to the
-    guardian, a kill of this process. Methods raise LaunchError with the remedy, and LaunchTimedOut if an operation
-    takes too long. WHO is a broker id, `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`,
-    `"transactions:ID"`, `"all"` or `"zookeeper"`. Methods that take WHO return its members. Any thread may call.
+    guardian, a kill of this process. An exception that leaves `with` gets a note with `evidence`. Methods raise
+    LaunchError with the remedy, and LaunchTimedOut if an operation takes too long. WHO is a broker id, `"controller"`,
+    `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"transactions:ID"`, `"all"` or `"zookeeper"`. Methods that take
+    WHO return its members. Any thread may call.
     """
 
     _asynchronous = "minibroker.testing.LocalCluster"
@@ -124,6 +130,8 @@ class SyncLocalCluster(Blocking):
         self._guardian: Process | None = None
         self._lease: PortLease | None = None
         self._isolation: Isolation | None = None
+        self._faults: deque[evidence.Fault] = deque(maxlen=_FAULTS_KEPT)
+        self._evidence_begin: evidence.Begin | None = None
         self._unseen_faults = 0
         """The number of faults so far that leave no trace in the processes."""
         self._healthy: _History | None = None
@@ -140,18 +148,28 @@ class SyncLocalCluster(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
+        if isinstance(error, Exception) and self._launcher is not None and os.getpid() == self._owner_pid:
+            error.add_note(f"minibroker's cluster:\n{self._evidence_or_reason()}")
         self._end()
+
+    def __repr__(self) -> str:
+        name, brokers = type(self).__name__, counted(self._brokers, "broker")
+        if self._launcher is None:
+            return f"<{name} of {brokers}, not running>"
+        return f"<{name} of {brokers} at {self.bootstrap_servers}, data in {self.directory}>"
 
     def _begin(self) -> None:
         if self._launcher is not None:
             raise LaunchError("this cluster runs already: make another one")
         self._owner_pid = os.getpid()
         # Not mkdtemp: the guardian must know the directory before it exists, as this process may end at any moment.
-        directory = Path(tempfile.gettempdir(), f"minibroker-test-{secrets.token_hex(8)}").absolute()
-        self._guardian = _start_guardian(directory)
+        kept = os.environ.get(KEEP_VARIABLE)
+        directory = Path(kept or tempfile.gettempdir(), f"minibroker-test-{secrets.token_hex(8)}").absolute()
+        self._guardian = _start_guardian(directory, keeps=kept is not None)
         self._launcher = Launcher(directory)
+        self._faults.clear()
         try:
-            directory.mkdir(mode=0o700)
+            directory.mkdir(mode=0o700, parents=kept is not None)
             if self._secure:
                 secured.make(directory)
             if self._tls or self._secure:
@@ -165,6 +183,7 @@ class SyncLocalCluster(Blocking):
                     admin.create_topics(self._topics)
             self.wait_healthy()
             self._healthy = self._history()
+            self._begin_evidence()
         except BaseException as error:
             if isinstance(error, LaunchError):
                 error.add_note(self._last_lines())
@@ -216,7 +235,7 @@ class SyncLocalCluster(Blocking):
             self._isolation.heal_all()
         if launcher.file_or_none() is not None:
             launcher.down(kill=True)
-        if launcher.directory.exists():
+        if launcher.directory.exists() and KEEP_VARIABLE not in os.environ:
             shutil.rmtree(launcher.directory)
         # Until here the guardian would have done the rest.
         if self._guardian is not None:
@@ -235,6 +254,22 @@ class SyncLocalCluster(Blocking):
         return "\n".join(found)
 
     # -- looking --
+
+    def evidence(self) -> str:
+        """Return what happened since the test began, as lines of text: the states of the processes, the faults, the
+        failovers in words, and the last warnings of each broker. Asks no broker."""
+        launcher = self._running
+        assert self._evidence_begin is not None
+        return evidence.told(launcher.directory, launcher.file(), self._faults, self._evidence_begin)
+
+    def _evidence_or_reason(self) -> str:
+        try:
+            return self.evidence()
+        except (OSError, MinibrokerError) as error:
+            return f"its directory cannot be read: {error}"
+
+    def _begin_evidence(self) -> None:
+        self._evidence_begin = evidence.Begin.now(self.directory)
 
     @property
     def _running(self) -> Launcher:
@@ -373,37 +408,41 @@ class SyncLocalCluster(Blocking):
 
     # -- faults --
 
+    def _fault(self, name: str, who: int | str, act: Callable[[Launcher], list[Member]]) -> list[Member]:
+        time_ms = evidence.now_ms()
+        with self._acting() as launcher:
+            members = act(launcher)
+        self._faults.append(evidence.Fault(time_ms, name, str(who), tuple(members)))
+        return members
+
     def kill(self, who: int | str) -> list[Member]:
         """Kill (SIGKILL), like a crash. Returns once the processes are gone."""
-        with self._acting() as launcher:
-            return launcher.kill(parse_who(str(who)))
+        return self._fault("kill", who, lambda launcher: launcher.kill(parse_who(str(who))))
 
     def stop(self, who: int | str) -> list[Member]:
         """Stop cleanly (SIGTERM), as before maintenance: leaders move first. Returns once the processes have ended."""
-        with self._acting() as launcher:
-            return launcher.stop(parse_who(str(who)))
+        return self._fault("stop", who, lambda launcher: launcher.stop(parse_who(str(who))))
 
     def start(self, who: int | str) -> list[Member]:
         """Start killed or stopped processes. Returns once they serve; `wait_healthy` also waits for their replicas."""
-        with self._acting() as launcher:
-            return launcher.start(parse_who(str(who)))
+        return self._fault("start", who, lambda launcher: launcher.start(parse_who(str(who))))
 
     def pause(self, who: int | str) -> list[Member]:
         """Pause (SIGSTOP), like a machine that hangs: connections stay open and nothing is answered."""
-        with self._acting() as launcher:
-            self._unseen_faults += 1
-            return launcher.pause(parse_who(str(who)))
+        self._unseen_faults += 1
+        return self._fault("pause", who, lambda launcher: launcher.pause(parse_who(str(who))))
 
     def resume(self, who: int | str) -> list[Member]:
         """Resume after `pause` (SIGCONT)."""
-        with self._acting() as launcher:
-            return launcher.resume(parse_who(str(who)))
+        return self._fault("resume", who, lambda launcher: launcher.resume(parse_who(str(who))))
 
     def isolate(self, who: int | str) -> list[Member]:
         """Cut the broker off: it runs on, but packets between it and other brokers, ZooKeeper and clients are dropped
         silently. Needs root, iptables with its module `owner`, and setpriv; raises LaunchError if one is missing."""
-        with self._acting() as launcher:
-            members = launcher.resolve(parse_who(str(who)))
+        return self._fault("isolate", who, lambda launcher: self._isolate(launcher, parse_who(str(who))))
+
+    def _isolate(self, launcher: Launcher, who: Who) -> list[Member]:
+        members = launcher.resolve(who)
         assert self._isolation is not None
         if "zookeeper" in members:
             raise LaunchError("ZooKeeper cannot be isolated: pause it, or isolate every broker")
@@ -415,8 +454,8 @@ class SyncLocalCluster(Blocking):
 
     def heal(self) -> None:
         """End every `isolate`. Data sent meanwhile arrives when TCP sends it again."""
-        if self._isolation is not None:
-            self._isolation.heal_all()
+        if self._isolation is not None and self._isolation.heal_all():
+            self._faults.append(evidence.Fault(evidence.now_ms(), "heal", "", ()))
 
     def restore(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
         """Undo all faults: heal, resume and start processes, and wait until the cluster is healthy."""
@@ -511,6 +550,7 @@ class LocalCluster(Asynchronous):
         return self._cluster.log_of(member)
 
     add_user = _in_threads(SyncLocalCluster.add_user)
+    evidence = _in_threads(SyncLocalCluster.evidence)
     find = _in_threads(SyncLocalCluster.find)
     wait_healthy = _in_threads(SyncLocalCluster.wait_healthy)
     create_topics = _in_threads(SyncLocalCluster.create_topics)
@@ -552,9 +592,9 @@ async def _ended(running: asyncio.Future[T]) -> asyncio.CancelledError | None:
     return first
 
 
-def _start_guardian(directory: Path) -> Process:
+def _start_guardian(directory: Path, keeps: bool) -> Process:
     command = [sys.executable, "-I", "-S", guardian.__file__, str(os.getpid()), str(directory)]
-    return spawn(command, Path(os.devnull))
+    return spawn(command + ["keep"] * keeps, Path(os.devnull))
 
 
 def _new_topics(topics: Topics) -> list[NewTopic]:

@@ -1,13 +1,14 @@
 """The process that takes down the cluster of a test run that ended without doing so itself.
 
-    python -I -S guardian.py OWNER_PID DIRECTORY
+    python -I -S guardian.py OWNER_PID DIRECTORY [keep]
 
 The problem: SIGKILL, a crash of the interpreter or a cancelled CI job end a test run at any moment, and neither a
 process nor a directory may outlive it. The choice: a process in a session of its own that waits until its parent is
-gone, then kills all processes of the directory's cluster, and removes the directory. It finds them by their command
-lines, which name the directory, so it also finds a process that was started a moment before the end and is recorded
-nowhere. Rejected: PR_SET_PDEATHSIG, which follows the thread that forked, not the process, and removes no directory; a
-pipe to the test run, which a forked child holds open; cluster.json, which is written a moment after a process starts.
+gone, then kills all processes of the directory's cluster, and removes the directory unless told to keep it. It finds
+them by their command lines, which name the directory, so it also finds a process that was started a moment before the
+end and is recorded nowhere. Rejected: PR_SET_PDEATHSIG, which follows the thread that forked, not the process, and
+removes no directory; a pipe to the test run, which a forked child holds open; cluster.json, which is written a moment
+after a process starts.
 
 It runs as a script without site-packages, with Python's own library alone, so that it starts quickly with each cluster.
 """
@@ -66,8 +67,8 @@ def remove_rules(directory: str) -> None:
             subprocess.run([program, "-w", "-D", *words[1:]], capture_output=True, check=False)
 
 
-def take_down(directory: str) -> None:
-    """Kill the processes, wait until they are gone, remove the directory."""
+def take_down(directory: str, keeps: bool) -> None:
+    """Kill the processes, wait until they are gone, remove the directory unless it is kept."""
     remove_rules(directory)
     deadline_s = time.monotonic() + _PATIENCE_S
     quiet = 0
@@ -79,14 +80,15 @@ def take_down(directory: str) -> None:
                 os.kill(pid, signal.SIGKILL)
         quiet = 0 if found else quiet + 1
         time.sleep(_INTERVAL_S)
-    shutil.rmtree(directory, ignore_errors=True)
+    if not keeps:
+        shutil.rmtree(directory, ignore_errors=True)
 
 
 def main() -> None:
-    owner, directory = int(sys.argv[1]), sys.argv[2]
+    owner, directory, keeps = int(sys.argv[1]), sys.argv[2], "keep" in sys.argv[3:]
     while os.getppid() == owner:
         time.sleep(_INTERVAL_S)
-    take_down(directory)
+    take_down(directory, keeps)
 
 
 if __name__ == "__main__":

@@ -61,10 +61,13 @@ class Isolation:
                 self.heal_all()
                 raise LaunchError(f"broker {broker.id} cannot be isolated: {added.stderr.strip()}")
 
-    def heal_all(self) -> None:
-        if self._isolated:
-            guardian.remove_rules(self._directory)
-            self._isolated.clear()
+    def heal_all(self) -> bool:
+        """Return whether a broker was isolated."""
+        if not self._isolated:
+            return False
+        guardian.remove_rules(self._directory)
+        self._isolated.clear()
+        return True
 
 
 def _what_is_missing() -> str:

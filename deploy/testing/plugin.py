@@ -8,8 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import itertools
+import os
 import re
-from collections.abc import Iterator, Mapping
+from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
 import pytest
@@ -21,7 +22,9 @@ if TYPE_CHECKING:
 _SETTINGS = "minibroker_settings"
 _BROKERS = "minibroker_brokers"
 _MARKER = "minibroker_topic"
+_KEEP = "--minibroker-keep"
 _LONGEST_NAME = 200
+_KEEP_VARIABLE = "MINIBROKER_KEEP"
 
 _numbers = itertools.count(1)
 _CLUSTER = pytest.StashKey["SyncLocalCluster"]()
@@ -29,6 +32,9 @@ _CLUSTER = pytest.StashKey["SyncLocalCluster"]()
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.getgroup("minibroker").addoption(
+        _KEEP, metavar="DIR", help="Keep the data of each cluster in a directory below DIR, which is created."
+    )
     parser.addini(_BROKERS, "Number of brokers in the cluster of the fixture minibroker_cluster.", default="3")
     parser.addini(
         _SETTINGS,
@@ -39,6 +45,8 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 
 def pytest_configure(config: pytest.Config) -> None:
+    if (kept := config.getoption(_KEEP, None)) is not None:
+        os.environ[_KEEP_VARIABLE] = os.path.abspath(kept)
     config.addinivalue_line(
         "markers",
         f"{_MARKER}(partitions=None, replication_factor=None, configs={{}}): "
@@ -56,6 +64,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
     if cluster is not None and "minibroker_cluster" in getattr(item, "fixturenames", ()):
         with _without_traceback():
             cluster._restore_if_touched()
+            cluster._begin_evidence()
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
+    """Add what happened to the cluster to the report of a failed test, before its fixtures restore the cluster."""
+    report = yield
+    cluster = item.config.stash.get(_CLUSTER, None)
+    if report.failed and cluster is not None and "minibroker_cluster" in getattr(item, "fixturenames", ()):
+        report.sections.append((f"minibroker's cluster, {report.when}", cluster._evidence_or_reason()))
+    return report
 
 
 @pytest.fixture(scope="session")

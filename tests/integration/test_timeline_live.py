@@ -134,6 +134,12 @@ def test_the_last_failover_is_shown_from_the_first_suspicion_to_the_last_leader(
     back = minibroker.ok("timeline", "--bootstrap", minibroker.cluster.bootstrap(), "--format", "json")
     assert killed in {entry["controller"] for entry in _lines(back)}
 
+    # If no broker answers, all entries are read from files.
+    minibroker.ok("kill", "all")
+    dead = minibroker("timeline", "--failovers")
+    assert row in dead.out.splitlines()
+    assert "the entries are read from the brokers' files: no broker answered" in dead.err
+
 
 def test_follow_survives_the_death_of_the_broker_it_asks_and_ends_with_ctrl_c(minibroker: Shell) -> None:
     first = _controller(minibroker)

@@ -122,8 +122,15 @@ def _since_ms(since: str | None) -> int:
 
 
 async def _read(bootstrap: str, since_ms: int, files: Path | None) -> Sequence[Entry]:
-    async with open_admin(bootstrap) as admin:
-        found = await admin.timeline(since_ms)
+    try:
+        async with open_admin(bootstrap) as admin:
+            found = await admin.timeline(since_ms)
+    except NetworkError as error:
+        by_broker = {} if files is None else entries_of_all(files, since_ms)
+        if not by_broker:
+            raise
+        sys.stderr.write(pastable(f"the entries are read from the brokers' files: {error}") + "\n")
+        return merged(by_broker)
     return with_files(found, files, since_ms)
 
 
@@ -163,6 +170,14 @@ def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequen
             del untold[broker_id]
     _tell_missing(untold)
     return merged(by_broker)
+
+
+def entries_of_all(data: Path, since_ms: int) -> dict[int, list[Entry]]:
+    """Return the entries in the files of a local cluster, by broker, dead or alive. Brokers without a file are left
+    out."""
+    ids = sorted(int(path.name.removeprefix("broker-")) for path in data.glob("broker-*") if path.name[7:].isdecimal())
+    found = {broker_id: entries_in_files(data, broker_id, since_ms) for broker_id in ids}
+    return {broker_id: entries for broker_id, entries in found.items() if entries is not None}
 
 
 def entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] | None:

@@ -251,6 +251,55 @@ def test_each_test_finds_a_healthy_cluster_whatever_the_previous_test_did(run: R
     assert (code, "8 passed, 1 skipped" in printed) == (0, True), printed
 
 
+FAILING = """
+import pytest
+from minibroker.testing import SyncLocalCluster
+
+def test_earlier(minibroker_cluster):
+    minibroker_cluster.kill("controller")
+
+def test_that_fails(minibroker_cluster):
+    controller = minibroker_cluster.find("controller")
+    minibroker_cluster.kill("controller")
+    minibroker_cluster.pause("zookeeper")
+    raise AssertionError(f"killed {controller[0]}")
+
+def test_that_passes(minibroker_cluster):
+    minibroker_cluster.kill(1)
+
+def test_of_its_own_cluster():
+    with SyncLocalCluster(1) as cluster:
+        print(cluster)
+        cluster.stop(1)
+        raise ValueError("mine")
+"""
+
+
+@pytest.mark.slow
+def test_the_report_of_a_failed_test_tells_what_happened_to_the_cluster(run: Run) -> None:
+    run.write("pytest.ini", "[pytest]\nminibroker_brokers = 2\n")
+    run.write("test_failing.py", FAILING)
+    code, printed = run.pytest("--minibroker-keep", "kept")
+    assert (code, "2 failed, 2 passed" in printed) == (1, True), printed
+    _, told, mine = re.split("minibroker's cluster[:,]", printed)
+    killed = re.search(r"AssertionError: killed (\d)", printed)
+    assert killed is not None
+    assert f"broker {killed[1]} gone" in told
+    assert "ZooKeeper paused" in told
+    assert "what the test did: 2" in told
+    assert re.search(rf"\+\d+ ms  kill controller \(broker {killed[1]}\)", told)
+    assert re.search(r"s  pause zookeeper", told)
+    assert "broker 1 gone" in mine
+    assert "stop 1 (broker 1)" in mine
+    assert re.search(r"<SyncLocalCluster of 1 broker at 127\.0\.0\.1:\d+, data in /", mine)
+    kept = sorted((run.directory / "kept").iterdir())
+    assert len(kept) == 2
+    assert f"data: {kept[0]}" in printed
+    assert f"data: {kept[1]}" in printed
+    for directory in kept:
+        assert (directory / "broker-1" / "controller-timeline.jsonl").exists()
+
+
 UNREPAIRED = """
 def test_that_breaks_what_is_not_mended(minibroker_cluster):
     minibroker_cluster.kill(1)
