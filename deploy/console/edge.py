@@ -118,7 +118,9 @@ class Console:
         """`is_ending` tells event streams to end."""
         self._views: dict[str, View[Any]] = {
             "/": View(Shared(reader.cluster, EVERY_S), pages.overview_sections, topics_of_cluster),
-            "/failovers": View(Shared(reader.timeline, EVERY_S), self._failover_sections, topics_of_timeline),
+            "/failovers": View(
+                Shared(reader.timeline, EVERY_S, reader.timeline_in_files), self._failover_sections, topics_of_timeline
+            ),
             "/groups": View(Shared(reader.groups, GROUPS_EVERY_S), pages.group_sections),
         }
         self._is_ending = is_ending

@@ -17,7 +17,7 @@ from minibroker.client.administering.timeline import Entry, TimelineReader, merg
 from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_offsets, topics_of
 from minibroker.client.cli.terminal import security
-from minibroker.client.cli.timelines.timeline import entries_in_files
+from minibroker.client.cli.timelines.timeline import entries_in_files, entries_of_all
 from minibroker.client.errors import BrokersFailed
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
@@ -102,6 +102,11 @@ class Reader:
             }
             self._told = Timeline(self._told.version + 1, merged(by_broker), missing)
         return self._told
+
+    def timeline_in_files(self) -> Timeline | None:
+        """Return the timeline of a local cluster, dead or alive. None: it is not a local one, or recorded nothing."""
+        by_broker = {} if self._files is None else entries_of_all(self._files, 0)
+        return Timeline(0, merged(by_broker), {}) if any(by_broker.values()) else None
 
     async def groups(self) -> Groups:
         """Raises MinibrokerError if no broker answers."""

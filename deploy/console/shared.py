@@ -29,9 +29,13 @@ class Reading(Generic[T]):
 
 
 class Shared(Generic[T]):
-    def __init__(self, read: Callable[[], Awaitable[T]], every_s: float) -> None:
-        """`read` raises MinibrokerError or TimeoutError if the cluster cannot be read."""
+    def __init__(
+        self, read: Callable[[], Awaitable[T]], every_s: float, instead: Callable[[], T | None] = lambda: None
+    ) -> None:
+        """`read` raises MinibrokerError or TimeoutError if the cluster cannot be read. If it never could, the value is
+        what `instead` returns."""
         self._read = read
+        self._instead = instead
         self._every_s = every_s
         self._last: Reading[T] = Reading(0, None, NOT_YET)
         self._read_at_s = float("-inf")
@@ -50,6 +54,8 @@ class Shared(Generic[T]):
                 error = "no broker answered in time"
             except MinibrokerError as failure:
                 error = str(failure)
+            if value is None:
+                value = self._instead()
             self._last = Reading(self._last.number + 1, value, error)
             self._read_at_s = asyncio.get_running_loop().time()
             return self._last

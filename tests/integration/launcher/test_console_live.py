@@ -136,3 +136,12 @@ def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker:
     partitions.until("notice", 'id="section-notice"></section>')
     failovers.until("notice", 'id="section-notice"></section>')
     assert "was led again" in console.page("/failovers")
+
+    minibroker.ok("kill", "all")
+    afterwards = Console(minibroker)
+    try:
+        page = afterwards.page("/failovers")
+        assert "No broker answers" in page
+        assert "was led again" in page
+    finally:
+        afterwards.close()

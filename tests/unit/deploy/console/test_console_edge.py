@@ -48,6 +48,9 @@ class Cluster:
     async def timeline(self) -> Timeline:
         return Timeline(0, [], {})
 
+    def timeline_in_files(self) -> Timeline | None:
+        return None
+
     async def groups(self) -> Groups:
         return Groups((), {}, 0, ())
 
