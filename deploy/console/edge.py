@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minibroker.client.cli.timelines.story import Story, failovers, of_topic
+from minibroker.client.cli.timelines.story import Story, failovers
 from minibroker.deploy.console import pages
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.shared import Reading, Shared
@@ -177,7 +177,7 @@ class Console:
         """Return the failovers. They are told once for each version of the timeline, not for each viewer."""
         version, stories = self._stories.get(topic, (-1, []))
         if version != timeline.version:
-            stories = failovers(of_topic(timeline.entries, topic) if topic else timeline.entries)
+            stories = failovers(timeline.entries, topic or None)
             if len(self._stories) >= MAX_TOPICS_TOLD:
                 self._stories.clear()
             self._stories[topic] = timeline.version, stories

@@ -77,6 +77,10 @@ Topics = Iterable[str | NewTopic]
 _History = tuple[int, list[Process]]
 
 
+left_evidence: deque[str] = deque(maxlen=3)
+"""What happened to clusters that an exception ended. The plugin adds it to the report of the test."""
+
+
 class SyncLocalCluster(Blocking):
     """Brokers 1 to `brokers` and a ZooKeeper, as processes of this machine, within `with`.
 
@@ -91,10 +95,10 @@ class SyncLocalCluster(Blocking):
     `security` returns the arguments of a client as `admin`, who may do everything, or as a user of `add_user`.
 
     At the end every process is killed and every file removed, even after an exception, Ctrl-C or, thanks to the
-    guardian, a kill of this process. An exception that leaves `with` gets a note with `evidence`. Methods raise
-    LaunchError with the remedy, and LaunchTimedOut if an operation takes too long. WHO is a broker id, `"controller"`,
-    `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"transactions:ID"`, `"all"` or `"zookeeper"`. Methods that take
-    WHO return its members. Any thread may call.
+    guardian, a kill of this process. If a test fails by an exception that leaves `with`, its report has the `evidence`.
+    Methods raise LaunchError with the remedy, and LaunchTimedOut if an operation takes too long. WHO is a broker id,
+    `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"transactions:ID"`, `"all"` or `"zookeeper"`.
+    Methods that take WHO return its members. Any thread may call.
     """
 
     _asynchronous = "minibroker.testing.LocalCluster"
@@ -148,9 +152,16 @@ class SyncLocalCluster(Blocking):
     def __exit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        if isinstance(error, Exception) and self._launcher is not None and os.getpid() == self._owner_pid:
-            error.add_note(f"minibroker's cluster:\n{self._evidence_or_reason()}")
-        self._end()
+        try:
+            self._leave_evidence(error)
+        finally:
+            self._end()
+
+    def _leave_evidence(self, error: BaseException | None) -> None:
+        """Gather it for pytest's report. Not as a note of the exception, because `pytest.raises` would match that."""
+        is_failure = error is not None and not isinstance(error, KeyboardInterrupt | SystemExit | GeneratorExit)
+        if is_failure and self._launcher is not None and os.getpid() == self._owner_pid:
+            left_evidence.append(self._evidence_or_reason())
 
     def __repr__(self) -> str:
         name, brokers = type(self).__name__, counted(self._brokers, "broker")
@@ -525,7 +536,10 @@ class LocalCluster(Asynchronous):
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
     ) -> None:
-        await _in_thread(self._cluster._end)
+        await _in_thread(lambda: self._cluster.__exit__(kind, error, traceback))
+
+    def __repr__(self) -> str:
+        return repr(self._cluster).replace(type(self._cluster).__name__, type(self).__name__, 1)
 
     @property
     def directory(self) -> Path:

@@ -25,7 +25,7 @@ MAX_STORIES = 5
 MAX_WARNINGS = 5
 """Lines of each broker's log."""
 _MAX_LOG_BYTES = 262_144
-_WARNING = re.compile(r"^\S+ \S+ (WARNING|ERROR|CRITICAL) ")
+_WARNING = re.compile(r"^\S+ (WARNING|ERROR|CRITICAL) ")
 
 
 class Fault(NamedTuple):
@@ -82,7 +82,7 @@ def _lines(directory: Path, cluster: ClusterFile, faults: Sequence[Fault], begin
     for log in _logs(directory):
         warnings = [line for line in _new_lines(log, begin.log_sizes.get(log, 0)) if _WARNING.match(line)]
         if warnings:
-            yield f"the last warnings in {log.name}: {len(warnings)} in all"
+            yield f"the last warnings in {log.name}:"
             yield from (f"    {line[:300]}" for line in warnings[-MAX_WARNINGS:])
 
 

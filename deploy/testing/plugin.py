@@ -10,6 +10,7 @@ import contextlib
 import itertools
 import os
 import re
+import sys
 from collections.abc import Generator, Iterator, Mapping
 from typing import TYPE_CHECKING
 
@@ -46,6 +47,10 @@ def pytest_addoption(parser: pytest.Parser) -> None:
 
 def pytest_configure(config: pytest.Config) -> None:
     if (kept := config.getoption(_KEEP, None)) is not None:
+        try:
+            os.makedirs(kept, exist_ok=True)
+        except OSError as error:
+            raise pytest.UsageError(f"{_KEEP} {kept!r}: {error.strerror}; give a directory") from error
         os.environ[_KEEP_VARIABLE] = os.path.abspath(kept)
     config.addinivalue_line(
         "markers",
@@ -69,11 +74,17 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
 
 @pytest.hookimpl(wrapper=True)
 def pytest_runtest_makereport(item: pytest.Item) -> Generator[None, pytest.TestReport, pytest.TestReport]:
-    """Add what happened to the cluster to the report of a failed test, before its fixtures restore the cluster."""
+    """Add what happened to its clusters to the report of a failed test, before its fixtures restore the cluster."""
     report = yield
+    module = sys.modules.get("minibroker.deploy.testing.cluster")
+    found = [] if module is None else list(module.left_evidence)
     cluster = item.config.stash.get(_CLUSTER, None)
-    if report.failed and cluster is not None and "minibroker_cluster" in getattr(item, "fixturenames", ()):
-        report.sections.append((f"minibroker's cluster, {report.when}", cluster._evidence_or_reason()))
+    if cluster is not None and "minibroker_cluster" in getattr(item, "fixturenames", ()) and report.failed:
+        found.append(cluster._evidence_or_reason())
+    if report.failed:
+        report.sections.extend((f"minibroker's cluster, {report.when}", text) for text in found)
+    if module is not None:
+        module.left_evidence.clear()
     return report
 
 

@@ -37,6 +37,8 @@ _BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
 _STOPS = "ControlledShutdownRequest"
 _NEWS = ("ZooKeeper session", "was elected")
 """Words of the causes of a resignation that a controller learns after it has lost its office."""
+_CONTROLLER_STOPS = "the broker stops"
+"""The cause of a resignation."""
 _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
 _SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
 
@@ -61,7 +63,7 @@ class Story(NamedTuple):
     elected: int
     """Partitions with a new leader, or with the same leader in a new term."""
     leaderless: tuple[str, ...]
-    """Partitions without a leader at the end."""
+    """Partitions that have no leader yet."""
     written_ms: float | None
     """Time until the last of these leaders was in ZooKeeper. None: no leader was elected."""
     led_ms: float | None
@@ -70,8 +72,13 @@ class Story(NamedTuple):
     """Partitions that were led with fewer replicas in sync than min.insync.replicas."""
     enough_ms: float | None = None
     """Time until all of these had enough replicas in sync. None: not recorded, or none was short."""
-    is_hang: bool = False
-    """A broker apparently hung. The story begins when that was noticed, and omits the session timeout before."""
+    noticed_late: bool = False
+    """No broker noticed the beginning: a broker hung until its session ended, ZooKeeper was away, or no broker ran. The
+    story begins when it was noticed."""
+    late: tuple[str, ...] = ()
+    """Partitions that had no leader at first, and were led when a replica was back."""
+    late_ms: float | None = None
+    """Time until the last of these had a leader in ZooKeeper."""
 
     def ending(self) -> str:
         parts = []
@@ -81,16 +88,18 @@ class Story(NamedTuple):
                 + ("the partition" if self.elected == 1 else f"the last of {self.elected:,} partitions")
                 + " was led again"
             )
-        elif self.written_ms is not None:
+        elif self.written_ms is not None and self.elected:
             parts.append(
                 f"{milliseconds(self.written_ms)} until {counted(self.elected, 'partition')} had a new "
                 "leader in ZooKeeper; not every leader is recorded as having confirmed it"
             )
         else:
             parts.append("no partition had to change its leader")
+        if self.late_ms is not None:
+            parts.append(f"without a leader for {milliseconds(self.late_ms)}: {', '.join(cut(self.late))}")
         if self.leaderless:
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
-        since = ", from when that was noticed" if self.is_hang else ""
+        since = ", from when that was noticed" if self.noticed_late else ""
         ending = f"In all{since}: {'; '.join(parts)}."
         if self.short:
             until = "until enough replicas are in sync"
@@ -119,6 +128,9 @@ class Story(NamedTuple):
             "began_ms": self.began_ms,
             "elected": self.elected,
             "leaderless": list(self.leaderless),
+            "late": list(self.late),
+            "late_ms": self.late_ms,
+            "noticed_late": self.noticed_late,
             "written_ms": self.written_ms,
             "led_ms": self.led_ms,
             "below_min_isr": list(self.short),
@@ -129,12 +141,13 @@ class Story(NamedTuple):
 
 def last_failover(entries: Sequence[Entry]) -> Story | None:
     """Tell the story of the last failover. None: none is recorded."""
-    return next(_told_backwards(entries), None)
+    return next(_told_backwards(entries, None), None)
 
 
-def failovers(entries: Sequence[Entry]) -> list[Story]:
-    """Tell all recorded failovers, from merged entries, oldest first."""
-    return [*_told_backwards(entries)][::-1]
+def failovers(entries: Sequence[Entry], topic: str | None = None) -> list[Story]:
+    """Tell all recorded failovers, from merged entries, oldest first. With `topic`, they are the same, and tell of no
+    partitions of other topics."""
+    return [*_told_backwards(entries, topic)][::-1]
 
 
 def of_topic(entries: Sequence[Entry], topic: str) -> list[Entry]:
@@ -151,14 +164,16 @@ def of_topic(entries: Sequence[Entry], topic: str) -> list[Entry]:
     ]
 
 
-def _told_backwards(entries: Sequence[Entry]) -> Iterator[Story]:
+def _told_backwards(entries: Sequence[Entry], topic: str | None) -> Iterator[Story]:
+    shown = entries if topic is None else of_topic(entries, topic)
     starts = [index for index in range(len(entries)) if _begins_anew(entries, index)]
     for start in reversed([0, *starts]):
-        yield from _told_since_start(entries[start:], is_start_known=start > 0)
-        entries = entries[:start]
+        yield from _told_since_start(entries[start:], shown[start:], is_start_known=start > 0)
+        entries, shown = entries[:start], shown[:start]
 
 
-def _told_since_start(entries: Sequence[Entry], is_start_known: bool) -> Iterator[Story]:
+def _told_since_start(entries: Sequence[Entry], shown: Sequence[Entry], is_start_known: bool) -> Iterator[Story]:
+    """`shown` are the same entries, perhaps with the partitions of one topic alone."""
     turns = [index for index in range(len(entries)) if _is_turn(entries[index]) and (index > 0 or not is_start_known)]
     while turns:
         chosen = [turns.pop()]
@@ -172,9 +187,10 @@ def _told_since_start(entries: Sequence[Entry], is_start_known: bool) -> Iterato
                 break
             chosen.insert(0, turns.pop())
             victims |= before
-        teller = _Teller(entries, chosen, victims)
+        teller = _Teller(shown, chosen, victims, turns[-1] if turns else -1)
         yield teller.story()
-        entries = entries[: teller.first]  # earlier stories end before this one begins
+        # Earlier stories end before this one begins.
+        entries, shown = entries[: teller.first], shown[: teller.first]
 
 
 def _is_turn(entry: Entry) -> bool:
@@ -241,8 +257,10 @@ def _victims(entries: Sequence[Entry], index: int) -> set[int]:
 
 
 class _Teller:
-    def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int]) -> None:
+    def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int], previous: int) -> None:
+        """`previous`: the index of the last turn of the failover before."""
         self._entries = entries
+        self._previous = previous
         self._last_turn = turns[-1]
         self._turns = [entries[index] for index in turns]
         self._victims = victims
@@ -252,8 +270,12 @@ class _Teller:
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
-        self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == _STOPS}
-        self._is_hang = False
+        self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == _STOPS} | {
+            sign["controller"]
+            for sign in self._signs
+            if sign["event"] == "Resignation" and sign["cause"] == _CONTROLLER_STOPS
+        }
+        self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == _STOPS
         self._began_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
 
@@ -283,15 +305,13 @@ class _Teller:
             if _is_election(state)
         ]
         last = {state["partition"]: state for _, state in elections}
-        led_later = {
-            state["partition"]
-            for entry in self._entries[self._last_turn + 1 :]
-            for state in entry.get("states", [])
-            if state["leader"] != NO_LEADER
-        }
-        leaderless = tuple(
-            sorted(p for p, state in last.items() if state["leader"] == NO_LEADER and p not in led_later)
-        )
+        led_later: dict[str, float] = {}
+        for entry in self._entries[self._last_turn + 1 :]:
+            for state in entry.get("states", []):
+                if state["leader"] != NO_LEADER:
+                    led_later.setdefault(state["partition"], self._at(entry, state["at_ms"]))
+        without = sorted(p for p, state in last.items() if state["leader"] == NO_LEADER)
+        late = [p for p in without if p in led_later]
         led = {
             (index, state["leader"])
             for index, state in elections
@@ -319,12 +339,14 @@ class _Teller:
             self._began_ms,
             tuple(sorted(steps, key=lambda step: step.at_ms)),
             elected,
-            leaderless,
+            tuple(p for p in without if p not in led_later),
             max(written, default=None),
             max(*confirmed_ms, *written) if is_confirmed else None,
             short,
             enough_ms,
-            self._is_hang,
+            self._noticed_late,
+            tuple(late),
+            max((led_later[p] for p in late), default=None),
         )
 
     def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
@@ -382,7 +404,7 @@ class _Teller:
         for index in range(first_turn - 1, -1, -1):
             entry = self._entries[index]
             is_old = self._entries[first_turn]["time_ms"] - entry["time_ms"] > SIGNS_WITHIN_MS
-            if is_old or _is_turn(entry):
+            if is_old or index == self._previous:
                 break
             if entry["event"] in _SIGNS and self._is_of_victim(entry, self._entries[first_turn]):
                 found.insert(0, (index, entry))
@@ -397,7 +419,7 @@ class _Teller:
         if sign["event"] != "Resignation":
             return sign.get("broker") in self._victims
         # A controller that hung finds out when it wakes up that its session has expired, long after another took over.
-        woke_up = any(words in sign["cause"] for words in _NEWS) and sign["time_ms"] > turn["time_ms"]
+        woke_up = _is_news(sign) and sign["time_ms"] > turn["time_ms"]
         return sign["controller"] in self._victims and not woke_up
 
     def _find_answers(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
@@ -450,7 +472,7 @@ class _Teller:
         else:
             text = f"{sentence(turn)} Its entry in /brokers/ids is no longer there."
             if silent := self._silent(turn["lost"], turn):
-                self._is_hang = True
+                self._noticed_late = True
                 text += (
                     f" No broker had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
                     f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last heartbeat."
@@ -482,16 +504,25 @@ class _Teller:
             None,
         )
 
+    def _why_unnoticed(self, before: int, turn: Entry) -> str:
+        earlier = [entry["time_ms"] for entry in self._entries if entry["epoch"] < turn["epoch"]]
+        up_ms = turn.get("broker_up_ms")
+        if up_ms is not None and turn["time_ms"] - up_ms > max(earlier):
+            # A controller records each broker that registers, so there was none when this one started.
+            return (
+                f"Broker {before}, the controller until now, is gone, and no other broker ran to replace it: broker "
+                f"{turn['controller']} was started {milliseconds(up_ms)} before."
+            )
+        return (
+            f"Broker {before}, the controller until now, has not resigned and was not found unreachable: ZooKeeper "
+            f"ended its session, {_SESSION_TIMEOUT} after its last heartbeat, because it hung or ZooKeeper was away."
+        )
+
     def _new_controller(self, turn: Entry) -> Iterator[Step]:
         before = self._controller_before(turn)
         if before is not None and self._silent([before], turn):
-            text = (
-                f"Broker {before}, the controller until now, has not resigned and was not found unreachable: "
-                "a controller that hangs loses its office when ZooKeeper ends its session, "
-                f"{_SESSION_TIMEOUT} after its last heartbeat."
-            )
-            self._is_hang = True
-            yield self._step(turn, 0.0, text)
+            self._noticed_late = True
+            yield self._step(turn, 0.0, self._why_unnoticed(before, turn))
         text = (
             f"Broker {turn['controller']} is elected controller: it was the first to create /controller in "
             f"ZooKeeper. Its epoch is {turn['epoch']}; brokers now reject lower epochs."
@@ -528,6 +559,11 @@ class _Teller:
         if others and not omitted:
             text = f"In {counted(len(others), 'partition')} the leader stays, and the in-sync replicas change."
             yield self._step(turn, others[-1]["at_ms"], text, tuple(cut(state_lines(others))))
+
+
+def _is_news(resignation: Entry) -> bool:
+    """Whether a controller resigned because it had learned that it was none any more."""
+    return any(words in resignation["cause"] for words in _NEWS)
 
 
 def _brokers(ids: Sequence[int]) -> str:

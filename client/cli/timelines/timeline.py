@@ -75,27 +75,33 @@ def timeline(
     if topic is not None and follow:
         raise UsageError("--follow prints the events of all topics: leave out --topic")
     since_ms = _since_ms(since)
-    servers = bootstrap_servers(bootstrap, data)
     files = data if bootstrap is None else None
-    if follow:
+    try:
+        servers = bootstrap_servers(bootstrap, data)
+    except MinibrokerError:  # the cluster was stopped; its files may still be there
+        if follow or files is None or not any(entries_of_all(files, _BEGINNING).values()):
+            raise
+        servers = None
+    if follow and servers is not None:
         run(_follow(servers, since_ms, files, format))
         return
     entries = run(_read(servers, since_ms, files))
+    of_its_topic = entries if topic is None else of_topic(entries, topic)
     if topic is not None:
         if any("states_omitted" in entry for entry in entries):
             note("some changes name only their first partitions, so partitions of the topic may be missing")
-        entries = of_topic(entries, topic)
-        if not any(_names_partitions(entry) for entry in entries):
+        if not any(map(_names_partitions, of_its_topic)):
             raise MinibrokerError(
                 f"no recorded change names a partition of topic {topic!r}: see `minibroker topics list`, and the whole "
                 "`minibroker timeline`"
             )
     if not asked:
-        _print(entries if topic is None else list(filter(_names_partitions, entries)), format)
+        _print(entries if topic is None else list(filter(_names_partitions, of_its_topic)), format)
         return
-    stories = failovers(entries)
+    stories = failovers(entries, topic)
     if not stories:
-        raise MinibrokerError("no failover is recorded: no broker was lost, and the controller never changed")
+        then = "" if since is None else f" since {since}"
+        raise MinibrokerError(f"no failover is recorded{then}: no broker was lost, and the controller did not change")
     if every:
         _print_stories(stories, format)
     elif number is None or number == 1:
@@ -121,7 +127,11 @@ def _since_ms(since: str | None) -> int:
     return time_ms
 
 
-async def _read(bootstrap: str, since_ms: int, files: Path | None) -> Sequence[Entry]:
+async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> Sequence[Entry]:
+    """`bootstrap`: None if only the files are left."""
+    if bootstrap is None:
+        assert files is not None
+        return merged(entries_of_all(files, since_ms))
     try:
         async with open_admin(bootstrap) as admin:
             found = await admin.timeline(since_ms)
@@ -238,10 +248,19 @@ def _print_stories(stories: Sequence[Story], format: Format) -> None:
         (
             len(stories) - index,
             date_and_time(story.began_ms),
-            None if story.led_ms is None else milliseconds(story.led_ms),
+            _led_again(story),
             story.elected,
-            ("hang: " if story.is_hang else "") + story.title,
+            len(story.leaderless),
+            story.title,
         )
         for index, story in enumerate(stories)
     ]
-    print_table(("NUMBER", "BEGAN", "LED AGAIN AFTER", "NEW LEADERS", "WHAT HAPPENED"), rows)
+    print_table(("NUMBER", "BEGAN", "LED AGAIN AFTER", "NEW LEADERS", "LEADERLESS", "WHAT HAPPENED"), rows)
+
+
+def _led_again(story: Story) -> str | None:
+    """Return the time until the last partition was led again."""
+    if story.led_ms is None and story.late_ms is None:
+        return None
+    text = milliseconds(max(story.led_ms or 0.0, story.late_ms or 0.0))
+    return f"{text} from notice" if story.noticed_late else text

@@ -253,7 +253,7 @@ def test_each_test_finds_a_healthy_cluster_whatever_the_previous_test_did(run: R
 
 FAILING = """
 import pytest
-from minibroker.testing import SyncLocalCluster
+from minibroker.testing import LocalCluster, SyncLocalCluster
 
 def test_earlier(minibroker_cluster):
     minibroker_cluster.kill("controller")
@@ -267,21 +267,27 @@ def test_that_fails(minibroker_cluster):
 def test_that_passes(minibroker_cluster):
     minibroker_cluster.kill(1)
 
-def test_of_its_own_cluster():
-    with SyncLocalCluster(1) as cluster:
-        print(cluster)
-        cluster.stop(1)
+def test_that_expects_an_exception_of_its_own_cluster():
+    with pytest.raises(ValueError, match="^mine$"), SyncLocalCluster(1) as cluster:
         raise ValueError("mine")
+
+@pytest.mark.anyio
+async def test_of_its_own_cluster():
+    async with LocalCluster(1) as cluster:
+        print(cluster)
+        await cluster.stop(1)
+        pytest.fail("mine")
 """
 
 
 @pytest.mark.slow
 def test_the_report_of_a_failed_test_tells_what_happened_to_the_cluster(run: Run) -> None:
     run.write("pytest.ini", "[pytest]\nminibroker_brokers = 2\n")
+    run.write("conftest.py", CONFTEST)
     run.write("test_failing.py", FAILING)
-    code, printed = run.pytest("--minibroker-keep", "kept")
-    assert (code, "2 failed, 2 passed" in printed) == (1, True), printed
-    _, told, mine = re.split("minibroker's cluster[:,]", printed)
+    code, printed = run.pytest("-p", "anyio.pytest_plugin", "--minibroker-keep", "kept")
+    assert (code, "2 failed, 3 passed" in printed) == (1, True), printed
+    _, told, mine = printed.split("minibroker's cluster, call")
     killed = re.search(r"AssertionError: killed (\d)", printed)
     assert killed is not None
     assert f"broker {killed[1]} gone" in told
@@ -291,13 +297,20 @@ def test_the_report_of_a_failed_test_tells_what_happened_to_the_cluster(run: Run
     assert re.search(r"s  pause zookeeper", told)
     assert "broker 1 gone" in mine
     assert "stop 1 (broker 1)" in mine
-    assert re.search(r"<SyncLocalCluster of 1 broker at 127\.0\.0\.1:\d+, data in /", mine)
-    kept = sorted((run.directory / "kept").iterdir())
-    assert len(kept) == 2
-    assert f"data: {kept[0]}" in printed
-    assert f"data: {kept[1]}" in printed
-    for directory in kept:
-        assert (directory / "broker-1" / "controller-timeline.jsonl").exists()
+    assert re.search(r"<LocalCluster of 1 broker at 127\.0\.0\.1:\d+, data in /", printed)
+    kept = [found for text in (told, mine) if (found := re.search("^data: (.*)$", text, re.MULTILINE))]
+    assert [Path(found[1]).parent for found in kept] == [run.directory / "kept"] * 2
+    stories = subprocess.run(
+        [sys.executable, "-m", "minibroker", "timeline", "--failovers", "--data", kept[0][1]],
+        env={**os.environ, "PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "became the controller" in stories.stdout
+
+    code, printed = run.pytest("--minibroker-keep", "pytest.ini")
+    assert (code, printed) == (4, "ERROR: --minibroker-keep 'pytest.ini': File exists; give a directory\n\n")
 
 
 UNREPAIRED = """

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from minibroker.client.administering.timeline import Entry, TimelineRead, merged
-from minibroker.client.cli.timelines.story import failovers, last_failover, of_topic
+from minibroker.client.cli.timelines.story import failovers, last_failover
 from minibroker.client.cli.timelines.timeline import FILE, with_files
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
 from minibroker.protocol.errors import NetworkError
@@ -229,9 +229,9 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     assert story is not None
     silent, _, gone = (step.text for step in story.steps)
     assert silent == (
-        "Broker 1, the controller until now, has not resigned and was not found unreachable: a controller that hangs "
-        "loses its office when ZooKeeper ends its session, `zookeeper.session.timeout.ms` (6 s by default) after its "
-        "last heartbeat."
+        "Broker 1, the controller until now, has not resigned and was not found unreachable: ZooKeeper ended its "
+        "session, `zookeeper.session.timeout.ms` (6 s by default) after its last heartbeat, because it hung or "
+        "ZooKeeper was away."
     )
     assert gone == (
         "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. No broker had found it "
@@ -321,6 +321,8 @@ def test_partitions_led_again_by_a_returned_broker_are_not_reported_leaderless()
     assert lost is not None
     assert found is not None
     assert (lost.leaderless, found.leaderless) == (("a-0",), ())
+    assert (lost.late_ms, found.late_ms) == (None, 9_998.0)
+    assert "without a leader for 9,998 ms: a-0." in found.ending()
 
 
 def test_a_story_does_not_say_that_a_stopped_or_restarted_broker_may_have_hung() -> None:
@@ -403,7 +405,7 @@ def test_each_term_counts_its_own_requests_if_the_controller_dies_after_a_broker
     told = [step.text for step in story.steps]
     assert "Broker 1 cannot reach broker 2, the controller (host:2: it refuses connections, for 42 ms)." in told
     assert "Broker 1 has removed broker 2 from office, so that another can be elected." in told
-    assert not story.is_hang
+    assert not story.noticed_late
     assert [text.partition(",")[0] for text in told if "assumed its role" in text] == [
         "Broker 1 has assumed its role in 2 partitions"
     ] * 2
@@ -438,13 +440,42 @@ def test_an_earlier_failover_is_told_as_it_was_before_the_later_ones() -> None:
     ]
 
 
+def test_a_story_that_begins_with_an_expired_session_says_that_time_before_is_not_counted() -> None:
+    recorder = controller_failover()
+    recorder.entries[1] |= {"event": "Resignation", "controller": 1, "cause": "the ZooKeeper session 0x1 has expired"}
+    del recorder.entries[2]
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.ending().startswith("In all, from when that was noticed: ")
+
+
+def test_the_failovers_are_the_same_for_each_topic() -> None:
+    recorder = controller_failover()
+    recorder.add(300, 3, 6, "ControlledShutdownRequest", broker=2, states=[state("a-0", (2, 3), ([2, 3], [3]))])
+    recorder.add(900, 3, 6, "BrokerChange", lost=[2], added=[])
+    stories, of_other = failovers(recorder.entries), failovers(recorder.entries, "other")
+    assert [(s.title, s.began_ms) for s in of_other] == [(s.title, s.began_ms) for s in stories]
+    assert {s.elected for s in of_other} == {0}
+
+
+def test_a_controller_that_is_started_when_no_broker_ran_is_no_sign_of_a_hang() -> None:
+    recorder = Recorder()
+    recorder.add(0, 1, 1, "Startup", brokers=[1], unreachable=[], topics=1, partitions=1, read_at_ms=1.0)
+    restarted = {"brokers": [1], "unreachable": [], "topics": 1, "partitions": 1, "read_at_ms": 1.0}
+    recorder.add(60_000, 1, 2, "Startup", broker_up_ms=900.0, **restarted)
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.steps[0].text == (
+        "Broker 1, the controller until now, is gone, and no other broker ran to replace it: broker 1 was started "
+        "900 ms before."
+    )
+
+
 def test_the_story_of_one_topic_leaves_the_others_out() -> None:
     recorder = controller_failover()
     recorder.entries[-3]["states"].append(state("a-b-0", (1, 3), ([1, 2, 3], [2, 3]), 15.0))
     recorder.entries[-3] |= {"states_omitted": 7, "elected": 9, "written_at_ms": 16.0}
-    whole, story = (last_failover(entries) for entries in (recorder.entries, of_topic(recorder.entries, "a-b")))
-    assert whole is not None
-    assert story is not None
+    [*_, whole], [*_, story] = failovers(recorder.entries), failovers(recorder.entries, "a-b")
     assert story.title == whole.title
     assert (story.elected, story.written_ms) == (1, 65.0)
     details = [detail.partition(":")[0] for step in story.steps for detail in step.details]
