@@ -19,6 +19,7 @@ from minibroker.client.cli.terminal.output import (
     note,
     run,
 )
+from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.ports import LOOPBACK
 
@@ -42,32 +43,17 @@ def console(
             "the console is served by Starlette and uvicorn, which are not installed: pip install 'minibroker[console]'"
         )
     servers = partial(bootstrap_servers, bootstrap, data)
-    servers()  # a mistake on the command line is told here, and not on the pages
+    parse_bootstrap(servers())  # a mistake on the command line is told here, and not on the pages
     run(_serve(servers, data if bootstrap is None else None, host, port))
 
 
 async def _serve(servers: partial[str], files: Path | None, host: str, port: int) -> None:
-    import uvicorn
-
-    from minibroker.deploy.console.edge import Console
+    from minibroker.deploy.console.edge import Console, Server
     from minibroker.deploy.console.reading import Reader
 
     listening = listen(host, port)
     reader = Reader(servers, files)
-    console = Console(reader, lambda: server.should_exit)
-    server = uvicorn.Server(
-        uvicorn.Config(
-            console.application(host),
-            http="h11",
-            ws="none",
-            lifespan="off",
-            log_config=None,
-            access_log=False,
-            server_header=False,
-            proxy_headers=False,
-            timeout_graceful_shutdown=ENDING_WITHIN_S,
-        )
-    )
+    server = Server(Console(reader), host, ENDING_WITHIN_S)
     shown = f"[{host}]" if ":" in host else host
     sys.stdout.write(f"http://{shown}:{listening.getsockname()[1]}/\n")
     sys.stdout.flush()

@@ -13,12 +13,15 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import logging
+import socket
 from collections.abc import AsyncIterator, Callable, Iterable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
 
 import msgspec
+import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import Request
@@ -39,7 +42,7 @@ T = TypeVar("T")
 EVERY_S = 0.5
 GROUPS_EVERY_S = 1.0
 PLAIN_PAGE_WITHIN_S = 2.5
-"""A page that cannot have a new reading by then shows the last one; its event stream brings the next."""
+"""A page that has no new reading by then shows the last state and says so; its event stream brings the next."""
 KEEP_ALIVE_S = 10.0
 """An event stream without news sends a comment this often, and so finds out whether its viewer is there."""
 MAX_TOPICS_TOLD = 16
@@ -114,8 +117,7 @@ class View(Generic[T]):
 
 
 class Console:
-    def __init__(self, reader: Reader, is_ending: Callable[[], bool]) -> None:
-        """`is_ending` tells event streams to end."""
+    def __init__(self, reader: Reader) -> None:
         self._views: dict[str, View[Any]] = {
             "/": View(Shared(reader.cluster, EVERY_S), pages.overview_sections, topics_of_cluster),
             "/failovers": View(
@@ -123,10 +125,16 @@ class Console:
             ),
             "/groups": View(Shared(reader.groups, GROUPS_EVERY_S), pages.group_sections),
         }
-        self._is_ending = is_ending
+        self._is_ending = False
         self._stories: dict[str, tuple[int, list[Story]]] = {}
         """For each topic, the version of the timeline and its failovers."""
         self._static = {name: (Path(__file__).parent / "static" / name).read_bytes() for name in STATIC}
+
+    def end(self) -> None:
+        """End event streams, and answer with the last state where a page waits for a new one."""
+        self._is_ending = True
+        for view in self._views.values():
+            view.shared.end()
 
     def application(self, host: str) -> Starlette:
         return Starlette(
@@ -153,6 +161,8 @@ class Console:
         return Response(pages.page(path, _sections(view, query, reading), events, form), media_type="text/html")
 
     async def _events(self, request: Request) -> Response:
+        if request.method == "HEAD":  # uvicorn sends no body, so that the stream would stay open in silence
+            return PlainTextResponse("Event streams answer to GET only.\n", 405, {"allow": "GET"})
         path = next(path for path in self._views if _events_of(path) == request.url.path)
         return StreamingResponse(self._news(self._views[path], query_of(request)), media_type="text/event-stream")
 
@@ -162,7 +172,7 @@ class Console:
         sent: pages.Sections = {}
         sent_at_s = clock()
         reading = await view.shared.soon(PLAIN_PAGE_WITHIN_S)
-        while not self._is_ending():
+        while not self._is_ending:
             sections = _sections(view, query, reading)
             changed = {name: text for name, text in sections.items() if sent.get(name) != text}
             if changed or clock() - sent_at_s > KEEP_ALIVE_S:
@@ -182,6 +192,33 @@ class Console:
                 self._stories.clear()
             self._stories[topic] = timeline.version, stories
         return stories
+
+
+class Server(uvicorn.Server):
+    """Serves the console. Its warnings, one for each invalid request, are not logged."""
+
+    def __init__(self, console: Console, host: str, ending_within_s: int) -> None:
+        self._console = console
+        super().__init__(
+            uvicorn.Config(
+                console.application(host),
+                http="h11",
+                ws="none",
+                lifespan="off",
+                log_config=None,
+                log_level=logging.ERROR,
+                access_log=False,
+                server_header=False,
+                proxy_headers=False,
+                timeout_graceful_shutdown=ending_within_s,
+            )
+        )
+
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        self._console.end()
+        # A viewer that does not read its stream is cut off after `ending_within_s`, which is no fault.
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets)
 
 
 def _events_of(path: str) -> str:

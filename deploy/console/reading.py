@@ -25,10 +25,12 @@ from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 ANSWER_WITHIN_S = 1.0
-API_TIMEOUT_MS = 2_500
+API_TIMEOUT_MS = 1_500
+"""A request that one hanging broker has not answered in `ANSWER_WITHIN_S` can still be answered by another."""
 MAX_GROUPS = 200
 MAX_ENTRIES = 2_000
 """As many entries of each broker's timeline are kept as the broker itself keeps."""
+_CLUSTER, _TIMELINE, _GROUPS = "cluster", "timeline", "groups"
 _MIN_ISR = "min.insync.replicas"
 _TOPICS_AT_A_TIME = 100
 _GROUPS_AT_A_TIME = 16
@@ -43,8 +45,8 @@ class Reader:
         directory of a local cluster, whose files have the timelines of dead brokers."""
         self._servers = servers
         self._files = files
-        self._admin: Admin | None = None
-        self._starting = asyncio.Lock()
+        self._admins: dict[str, Admin] = {}
+        """For each kind of reading its own client, so that one whose cluster is gone can close it."""
         self._timeline: TimelineReader | None = None
         self._entries: dict[int, dict[Key, Entry]] = {}
         self._looked_for: set[int] = set()
@@ -52,18 +54,17 @@ class Reader:
         self._told = Timeline(0, [], {})
 
     async def close(self) -> None:
-        admin, self._admin = self._admin, None
-        if admin is not None:
-            await admin.close()
+        for kind in list(self._admins):
+            await self._drop(kind)
 
     async def cluster(self) -> ClusterState:
         """Raises MinibrokerError if no broker answers."""
-        admin = await self._open()
+        admin = await self._open(_CLUSTER)
         try:
             description = await admin.describe_cluster()
             topics = await admin.describe_topics()
         except MinibrokerError:
-            await self._drop(admin)
+            await self._drop(_CLUSTER)
             raise
         ids = [broker.id for broker in description.brokers]
         found = await asyncio.gather(*(_behind(admin, broker_id) for broker_id in ids))
@@ -79,13 +80,13 @@ class Reader:
 
     async def timeline(self) -> Timeline:
         """Raises MinibrokerError if no broker answers."""
-        admin = await self._open()
+        admin = await self._open(_TIMELINE)
         if self._timeline is None:
             self._timeline = admin.timeline_reader()
         try:
             found = await self._timeline.read()
         except MinibrokerError:
-            await self._drop(admin)
+            await self._drop(_TIMELINE)
             raise
         is_new = False
         for entry in found.entries:
@@ -110,7 +111,7 @@ class Reader:
 
     async def groups(self) -> Groups:
         """Raises MinibrokerError if no broker answers."""
-        admin = await self._open()
+        admin = await self._open(_GROUPS)
         silent: tuple[int, ...] = ()
         try:
             listed = await admin.list_groups()
@@ -119,7 +120,7 @@ class Reader:
             listed = sorted({each.group: each for answer in answers.values() for each in answer}.values())
             silent = tuple(sorted(failed.errors))
         except MinibrokerError:
-            await self._drop(admin)
+            await self._drop(_GROUPS)
             raise
         names = [each.group for each in listed[:MAX_GROUPS]]
         errors: dict[str, str] = {}
@@ -146,26 +147,27 @@ class Reader:
             details.append(GroupDetails(described[group], tuple(lags)))
         return Groups(tuple(details), errors | more_errors, len(listed) - len(names), silent)
 
-    async def _open(self) -> Admin:
-        async with self._starting:
-            if self._admin is None:
-                admin = Admin(
-                    self._servers(),
-                    client_id="minibroker-console",
-                    request_timeout_ms=ANSWER_WITHIN_S * 1_000,
-                    default_api_timeout_ms=API_TIMEOUT_MS,
-                    **security.chosen(),
-                )
-                await admin.start()
-                self._admin = admin
-            return self._admin
+    async def _open(self, kind: str) -> Admin:
+        if kind not in self._admins:
+            admin = Admin(
+                self._servers(),
+                client_id="minibroker-console",
+                request_timeout_ms=ANSWER_WITHIN_S * 1_000,
+                default_api_timeout_ms=API_TIMEOUT_MS,
+                **security.chosen(),
+            )
+            await admin.start()
+            self._admins[kind] = admin
+        return self._admins[kind]
 
-    async def _drop(self, admin: Admin) -> None:
+    async def _drop(self, kind: str) -> None:
         """The next reading begins with a new client: this one may have crashed, or know a cluster that is gone."""
-        if self._admin is admin:
-            self._admin = self._timeline = None
+        admin = self._admins.pop(kind, None)
+        if kind == _TIMELINE:
+            self._timeline = None
             self._entries, self._looked_for = {}, set()
-        await admin.close()
+        if admin is not None:  # otherwise the console ends, and has closed it
+            await admin.close()
 
     def _add(self, broker_id: int, entries: list[Entry]) -> bool:
         """Return whether there is a new entry."""

@@ -131,7 +131,10 @@ def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker:
     minibroker.ok("pause", "all")
     partitions.until("notice", "No broker answers", "last known state")
     failovers.until("notice", "No broker answers")
-    assert "No broker answers" in console.page("/groups")
+    for path in ("/", "/groups"):
+        page = console.page(path)
+        assert "No broker answers" in page
+        assert "client is closed" not in page
     minibroker.ok("resume", "all")
     partitions.until("notice", 'id="section-notice"></section>')
     failovers.until("notice", 'id="section-notice"></section>')

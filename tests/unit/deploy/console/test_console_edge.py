@@ -1,9 +1,9 @@
-"""The console's readings and its web edge, without sockets."""
+"""The console's readings and its web edge."""
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,9 +11,12 @@ from starlette.applications import Starlette
 from starlette.types import Message, Scope
 
 from minibroker.client.administering.requests import ClusterDescription
+from minibroker.client.errors import Closed, InvalidSetting
+from minibroker.deploy.console import command, reading
 from minibroker.deploy.console.command import listen
-from minibroker.deploy.console.edge import HEADERS, Console, host_name
-from minibroker.deploy.console.shared import NOT_YET, Shared
+from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
+from minibroker.deploy.console.reading import Reader
+from minibroker.deploy.console.shared import NOT_IN_TIME, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.errors import LaunchError
 from minibroker.protocol.errors import NetworkError
@@ -55,9 +58,13 @@ class Cluster:
         return Groups((), {}, 0, ())
 
 
-def _application(cluster: Cluster, is_ending: Callable[[], bool] = lambda: False) -> Starlette:
+def _console(cluster: Cluster) -> Console:
     reader: Any = cluster
-    return Console(reader, is_ending).application("127.0.0.1")
+    return Console(reader)
+
+
+def _application(cluster: Cluster) -> Starlette:
+    return _console(cluster).application("127.0.0.1")
 
 
 class Request:
@@ -139,13 +146,64 @@ async def test_a_cluster_that_cannot_be_read_keeps_its_last_state_until_it_recov
     assert found.error is None
     cluster.error = TimeoutError()
     lost = await shared.after(found.number)
-    assert (lost.value, lost.error) == (found.value, "no broker answered in time")
+    assert (lost.value, lost.error) == (found.value, NOT_IN_TIME)
 
 
-async def test_a_page_does_not_wait_for_a_cluster_that_hangs() -> None:
+async def test_a_page_does_not_wait_for_a_cluster_that_hangs_and_says_so() -> None:
     cluster = Cluster()
+    shared = Shared(cluster.cluster, 0.0)
+    found = await shared.after(0)
     cluster.answers.clear()
-    assert (await Shared(cluster.cluster, 0.0).soon(0.01)).error == NOT_YET
+    hanging = await shared.soon(0.01)
+    assert (hanging.value, hanging.error) == (found.value, NOT_IN_TIME)
+    cluster.answers.set()
+    assert (await shared.soon(60)).error is None
+
+
+class HangingAdmin:
+    """Never lists groups; fails to describe the cluster. A call in progress ends with `close`, as in an Admin."""
+
+    opened: list[HangingAdmin]
+
+    def __init__(self, *_: object, **__: object) -> None:
+        self.opened.append(self)
+        self._closed = asyncio.Event()
+        self.is_asked = False
+
+    async def start(self) -> None:
+        pass
+
+    async def close(self) -> None:
+        self._closed.set()
+
+    async def describe_cluster(self) -> None:
+        raise NetworkError("no broker answered")
+
+    async def list_groups(self) -> None:
+        self.is_asked = True
+        await self._closed.wait()
+        raise Closed("the admin client is closed")
+
+
+async def test_a_failed_reading_leaves_the_clients_of_other_readings_open(monkeypatch: pytest.MonkeyPatch) -> None:
+    HangingAdmin.opened = []
+    monkeypatch.setattr(reading, "Admin", HangingAdmin)
+    reader = Reader(lambda: "127.0.0.1:9092", None)
+    groups = asyncio.create_task(reader.groups())
+    await until(lambda: any(admin.is_asked for admin in HangingAdmin.opened))
+    with pytest.raises(NetworkError, match="no broker answered"):
+        await reader.cluster()
+    done, _ = await asyncio.wait([groups], timeout=0.05)
+    assert not done
+    await reader.close()
+    with pytest.raises(Closed):
+        await groups
+
+
+def test_an_address_that_is_none_is_rejected_before_the_console_listens(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(command, "run", lambda serving: serving.close())
+    with pytest.raises(InvalidSetting, match="the port must be a number"):
+        command.console(port=0, bootstrap="x:y", data=Path("none"))
 
 
 def test_a_port_that_is_taken_is_reported_with_the_remedy() -> None:
@@ -181,6 +239,12 @@ async def test_other_hosts_are_rejected_before_the_cluster_is_read(host: str | N
 @pytest.mark.parametrize("method", ["POST", "PUT", "DELETE"])
 async def test_the_console_is_read_only(method: str) -> None:
     assert (await Request(_application(Cluster()), "/", method=method).ended()).status == 405
+
+
+async def test_pages_and_files_answer_to_head_and_event_streams_do_not_stay_open() -> None:
+    for path, status in {"/": 200, "/static/console.css": 200, "/events": 405, "/events/groups": 405}.items():
+        async with asyncio.timeout(10):
+            assert (await Request(_application(Cluster()), path, method="HEAD").ended()).status == status, path
 
 
 def test_a_host_header_is_taken_apart() -> None:
@@ -220,10 +284,39 @@ async def test_nobody_reads_the_cluster_when_nobody_watches() -> None:
     assert cluster.under_way == 0
 
 
-async def test_event_streams_end_with_the_console() -> None:
-    is_ending = False
-    request = Request(_application(Cluster(), lambda: is_ending), "/events")
-    await until(lambda: request.body)
-    is_ending = True
+async def test_event_streams_end_with_the_console_and_pages_answer_even_if_the_cluster_hangs() -> None:
+    cluster = Cluster()
+    console = _console(cluster)
+    application = console.application("127.0.0.1")
+    stream = Request(application, "/events")
+    await until(lambda: stream.body)
+    cluster.answers.clear()
+    await until(lambda: cluster.under_way == 1)
+    page = Request(application, "/")
+    console.end()
     async with asyncio.timeout(10):
-        await request.ended()
+        await stream.ended()
+        assert (await page.ended()).status == 200
+    assert cluster.under_way == 0
+
+
+async def test_neither_an_invalid_request_nor_the_end_of_a_stream_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    cluster = Cluster()
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    server = Server(_console(cluster), "127.0.0.1", 60)
+    serving = asyncio.create_task(server.serve([listening]))
+    answer, invalid = await asyncio.open_connection("127.0.0.1", port)
+    invalid.write(b"x\r\n\r\n")
+    assert (await answer.readline()).startswith(b"HTTP/1.1 400")
+    events, stream = await asyncio.open_connection("127.0.0.1", port)
+    stream.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    await events.readuntil(b"event: sections")
+    cluster.answers.clear()
+    await until(lambda: cluster.under_way == 1)
+    server.should_exit = True
+    async with asyncio.timeout(30):
+        await serving
+    invalid.close()
+    stream.close()
+    assert not [record for record in caplog.records if record.name.startswith("uvicorn")]
