@@ -37,9 +37,9 @@ SESSION_TIMEOUT_MS = 3_000
 TRANSACTION_TIMEOUT_MS = 10_000
 FENCED = 3
 STUCK_S = 25.0
-"""`send_offsets_to_transaction` and `abort_transaction` of librdkafka 2.10 and later can wait for ever, whatever their
-time-out, when the group's coordinator has died (its issues 5511 and 5456), and its consumer has polled nothing for a
-minute though its partitions had records. A program that moves nothing for this long ends with code 1."""
+"""librdkafka 2.10 and later can wait for ever when the group's coordinator has moved or died: in
+`send_offsets_to_transaction` and `abort_transaction`, whatever their time-out (its issues 5511 and 5456), and in a
+consumer that polls nothing of a partition (5586). A program that moves nothing for this long ends with code 1."""
 _WORKER = f"{os.getpid()}-{time.time_ns()}"
 
 
