@@ -37,7 +37,6 @@ from tests.simulation.storms.verdicts.history import Anomaly, History
 
 AMBUSH_S = 20.0
 _TWO_LOG_DIRS_PROBABILITY = 0.4
-_TIMELINE_LENGTH = 400
 _MOST_ANOMALIES = 20
 
 
@@ -144,7 +143,6 @@ class Ground(ABC):
 
     def note(self, text: str) -> None:
         self.report.timeline.append(f"{self.now_s:10.3f} s  {text}")
-        del self.report.timeline[:-_TIMELINE_LENGTH]
 
     def note_once(self, source: str, text: str) -> None:
         """Note the text unless it repeats the last one of this source: retries would fill the timeline."""

@@ -85,6 +85,7 @@ def _outcome(
     began = time.process_time()
     with planted(mutant):
         report = simulate(seed, minutes, is_enough, kind)
+    del report.timeline[:-_TIMELINE_SHOWN]
     return Outcome(report, time.process_time() - began)
 
 
@@ -99,14 +100,12 @@ def option_of(kind: type[Storm]) -> str:
     return next((f" {option}" for option, (of_option, _) in _KINDS.items() if of_option is kind), "")
 
 
-def print_failure(
-    report: Report, minutes: float, mutant: str | None, kind: type[Storm] = Storm, shown: int = _TIMELINE_SHOWN
-) -> None:
+def print_failure(report: Report, minutes: float, mutant: str | None, kind: type[Storm] = Storm) -> None:
     print(f"\nseed {report.seed}: {len(report.anomalies)} anomalies")
     for anomaly in report.anomalies:
         print(f"  {anomaly}")
     print("what came before:")
-    for line in report.timeline[-shown:]:
+    for line in report.timeline:
         print(f"  {line}")
     options = option_of(kind) + (f" --mutant {mutant}" if mutant else "")
     # Flushed at once, even into a file, since a run of hours may be interrupted.
@@ -186,7 +185,7 @@ def _replay(seed: int, minutes: float, mutant: str | None, log: str | None, kind
     began = time.process_time()
     with planted(mutant):
         report = simulate(seed, minutes, kind=kind)
-    print_failure(report, minutes, mutant, kind, shown=len(report.timeline))
+    print_failure(report, minutes, mutant, kind)
     print(summary([Outcome(report, time.process_time() - began)], time.process_time() - began))
     print(f"trace: {report.trace}")
     return 1 if report.anomalies else 0

@@ -129,7 +129,7 @@ class KafkaTransactions:
         """A request since the last new epoch may still be under way."""
         self._coordinators: dict[tuple[int, str], int] = {}
         self.unanswered = 0
-        """Attempts without an answer."""
+        """Attempts that may have been carried out, or may still be: nobody answered, or a coordinator that moved."""
 
     async def __aenter__(self) -> Self:
         return self
@@ -384,6 +384,7 @@ class KafkaTransactions:
             if not failed or final:
                 return answer, (final[0] if final else ErrorCode.NONE)
             if _COORDINATOR_MOVED.intersection(failed):
+                self.unanswered += 1  # it may have failed during its write, which may survive it
                 self._coordinators.pop((key_type, key), None)
         raise AssertionError
 
