@@ -25,7 +25,7 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 CONTROLLER = ROOT / "docs/internals/controller.md"
 GROUPS = ROOT / "docs/internals/groups.md"
 TRANSACTIONS = ROOT / "docs/internals/transactions.md"
-PARTS = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")
+PARTS = ("broker", "client", "controller", "deploy", "protocol", "simulator", "spark_jobs")
 
 S = TypeVar("S", bound=Enum)
 

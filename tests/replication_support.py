@@ -48,8 +48,8 @@ from minibroker.protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicParti
 from minibroker.protocol.records import READ_UNCOMMITTED
 from minibroker.protocol.world import ZooKeeperSession
 from minibroker.protocol.world.real import RealDisk
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import Clock, open_log
 
 ME = 1

@@ -32,8 +32,8 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.world import Beside, Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
-from tests.simulation.simulator.disk import ProcessDisk, VirtualDisk
-from tests.simulation.simulator.ownership import ProcessKilled
+from minibroker.simulator.disk import ProcessDisk, VirtualDisk
+from minibroker.simulator.ownership import ProcessKilled
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class StorageHost:
 
 
 class _StorageProcess:
-    """`tests.simulation.simulator.disk.DiskUser`."""
+    """`minibroker.simulator.disk.DiskUser`."""
 
     def __init__(self) -> None:
         self._alive = True

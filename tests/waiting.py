@@ -2,16 +2,10 @@
 
 from __future__ import annotations
 
-import asyncio
 import time
 from collections.abc import Callable
 
-
-async def until(condition: Callable[[], object], within_s: float = 60.0, every_s: float = 0.005) -> None:
-    """Wait until the condition is true. Raises TimeoutError."""
-    async with asyncio.timeout(within_s):
-        while not condition():
-            await asyncio.sleep(every_s)
+from minibroker.simulator.waiting import until as until
 
 
 def until_true(condition: Callable[[], object], within_s: float = 120.0, every_s: float = 0.05) -> None:

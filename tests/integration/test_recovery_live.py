@@ -22,9 +22,9 @@ from minibroker.deploy.local.who import BrokerId
 from minibroker.deploy.observing.status import Status
 from minibroker.deploy.observing.status_screen import status_lines
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
+from minibroker.simulator.cluster import NO_OFFSETS_TOPIC
 from tests.integration.cli import shell
 from tests.integration.test_metrics_live import scrape_text
-from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC
 from tests.waiting import until_true
 
 LOGS = 6

@@ -25,8 +25,8 @@ from typing import Any
 
 import pytest
 
+from minibroker.simulator.loop import Stuck
 from tests.simulation.mutants import MUTANTS, plugin
-from tests.simulation.simulator.loop import Stuck
 
 TABLES = Path(__file__).with_name("seen_by.toml")
 ROOT = Path(__file__).parents[3]

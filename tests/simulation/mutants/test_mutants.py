@@ -14,11 +14,11 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.world import World
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.simulation.mutants import MUTANTS, Patches, planted
 from tests.simulation.mutants.planting import PRODUCT
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 
 RECORDS = 40
 every_mutant = pytest.mark.parametrize("name", MUTANTS)

@@ -10,9 +10,9 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 
 T = TypeVar("T")
 

@@ -14,11 +14,11 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.process import Process
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.process import Process
-from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
 PARTITION = TopicPartition(TOPIC, 0)
@@ -187,7 +187,7 @@ async def _faulty_scenario() -> str:
 @pytest.mark.slow
 def test_a_run_with_faults_and_the_same_seed_is_equal_in_another_process() -> None:
     program = (
-        "from tests.simulation.simulator.loop import run\n"
+        "from minibroker.simulator.loop import run\n"
         "from tests.simulation.simulator.test_virtual_cluster import _faulty_scenario\n"
         "print(run(_faulty_scenario(), seed=7, shuffle=True))"
     )

@@ -14,11 +14,11 @@ import pytest
 
 from minibroker.protocol.world import Disk
 from minibroker.protocol.world.real import RealDisk
+from minibroker.simulator.disk import SECTOR_BYTES, ProcessDisk
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.world import Host, Simulation
 from tests.running import run_by
-from tests.simulation.simulator.disk import SECTOR_BYTES, ProcessDisk
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import Host, Simulation
 
 Scenario = Callable[[Disk, str], None]
 """A test, given a disk and an empty directory on it."""

@@ -8,11 +8,11 @@ import weakref
 
 import pytest
 
+from minibroker.simulator.loop import Stuck, VirtualLoop, on_virtual_loop, run
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.process import Process
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
-from tests.simulation.simulator.loop import Stuck, VirtualLoop, on_virtual_loop, run
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.process import Process
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 
 def _loop() -> VirtualLoop:
@@ -315,7 +315,7 @@ class _TooSlow(BaseException):
 
 @pytest.mark.parametrize("ends", [True, False], ids=["callbacks end", "one does not"])
 def test_an_alarm_ends_the_run_whichever_task_it_interrupts(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("tests.simulation.simulator.loop._ALARM_AGAIN_S", 0.01)
+    monkeypatch.setattr("minibroker.simulator.loop._ALARM_AGAIN_S", 0.01)
     interrupted: list[BaseException] = []
 
     async def work() -> None:

@@ -20,11 +20,11 @@ from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
 from minibroker.protocol.world import Incoming, Listener, Network
 from minibroker.protocol.world.real import RealNetwork
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.transport import WINDOW_BYTES, Arrival
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.network import WINDOW_BYTES, Arrival
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 Scenario = Callable[[Network, Network, str], Coroutine[None, None, None]]
 """A test, given the server's network, the client's, and the name of the server's host."""

@@ -30,9 +30,9 @@ from minibroker.protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
+from minibroker.simulator.loop import Stuck, on_virtual_loop, run
+from minibroker.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 from tests.running import run_by
-from tests.simulation.simulator.loop import Stuck, on_virtual_loop, run
-from tests.simulation.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 
 Open = Callable[[], Coroutine[None, None, ZooKeeperSession]]
 Scenario = Callable[[Open], Coroutine[None, None, None]]

@@ -23,7 +23,7 @@ from minibroker.protocol.connections.broker_proof import Handshake
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 

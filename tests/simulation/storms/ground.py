@@ -23,11 +23,11 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, ReplicaAssignment, TopicPartition
 from minibroker.protocol.world import Operation
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.disk import DiskFaults
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import Simulation, VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.disk_faults import DiskFaults
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, SYNCED, Workload
 from tests.simulation.storms.report import Report, innermost_errors

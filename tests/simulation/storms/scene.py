@@ -15,8 +15,8 @@ from random import Random
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
 from minibroker.protocol.world import Create, Operation, SetData
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.zookeeper import VirtualSession
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.clients.bookkeepers import Bookkeepers
 from tests.simulation.storms.clients.compacting import Compacting
 from tests.simulation.storms.clients.groups import Groups

@@ -50,10 +50,10 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.sasl.mechanisms import PLAIN, SCRAM_SHA_256
 from minibroker.protocol.sasl.scram import LEAST_ITERATIONS, ScramMechanism, credential_of, salted_password
 from minibroker.protocol.world import Create, Delete, Operation, SessionState, SetData, World
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.ownership import current_owner
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.ownership import current_owner
-from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import Links
 from tests.simulation.storms.verdicts.history import Anomaly, History
 

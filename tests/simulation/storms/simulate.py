@@ -25,8 +25,8 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
+from minibroker.simulator.ownership import current_owner
 from tests.simulation.mutants import MUTANTS, planted
-from tests.simulation.simulator.ownership import current_owner
 from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.storm import Storm, simulate

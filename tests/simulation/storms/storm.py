@@ -43,8 +43,8 @@ from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.loop import run
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.loop import run
 from tests.simulation.storms.clients.bookkeepers import CLOCK_FAULTS
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.clients.kafka_clients import VERSIONS

@@ -18,13 +18,13 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.transport import VirtualTransport
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.network import VirtualTransport
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.groups import _Group, _Life, _Listener, _Member
 from tests.simulation.storms.clients.growing import TOPIC as GROWING
 from tests.simulation.storms.clients.users import Users

@@ -11,10 +11,10 @@ import pytest
 from minibroker.protocol import znodes
 from minibroker.protocol.acls import AclResourceType, ResourcePattern
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants import planted
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import VERSIONS, KafkaConsumer
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.security import HEARS_WITHIN_S, Holding, may_read

@@ -35,13 +35,13 @@ from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Network
+from minibroker.simulator.cluster import PORT as DATA_PORT
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.world import Simulation
 from tests import kafka_connection
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
-from tests.simulation.simulator.cluster import PORT as DATA_PORT
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.world import Simulation
 
 PORT = 9404
 TEXT = b"# a page\n" * 10_000

@@ -42,9 +42,9 @@ from minibroker.protocol.world import (
     WatchEvent,
     ZooKeeperError,
 )
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import ProcessSession, Simulation, VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import ProcessSession, Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 
 SESSION_TIMEOUT_MS = 6_000
 CONTROL_PORT = 9091

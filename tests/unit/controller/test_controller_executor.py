@@ -27,10 +27,10 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, ZooKeeperError
 from minibroker.protocol.znodes import TopicZnode
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.pictures import CONTROLLER, EPOCH, broker, carry_out, leads, partition, picture
 
 A = TopicPartition("a", 0)

@@ -19,9 +19,9 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Delete, Operation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Told, simulate
 
 ORDERS_0 = TopicPartition("orders", 0)

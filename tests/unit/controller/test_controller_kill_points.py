@@ -17,8 +17,8 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.world import ConnectionLoss, Operation
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.zookeeper import VirtualSession
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, Told, simulate
 from tests.unit.controller.test_controller_storm import Storm
 

@@ -15,9 +15,9 @@ from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simulate
 
 BROKERS = (1, 2, 3, 4)

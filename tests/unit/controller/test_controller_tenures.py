@@ -16,8 +16,8 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message
 from minibroker.protocol.model import RegisteredBroker, TopicPartition
 from minibroker.protocol.world import Operation, SessionState
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, Office, Told, simulate
 
 ORDERS_0 = TopicPartition("orders", 0)

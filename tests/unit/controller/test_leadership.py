@@ -28,10 +28,10 @@ from minibroker.protocol.world import (
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.waiting import until
 
 SESSION_TIMEOUT_MS = 6_000

@@ -38,11 +38,11 @@ from minibroker.protocol.znodes import (
     encode_broker,
     encode_cluster_id,
 )
+from minibroker.simulator.loop import run
+from minibroker.simulator.network import ProcessNetwork
+from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.network import ProcessNetwork
-from tests.simulation.simulator.world import Simulation, VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.waiting import until
 
 SESSION_TIMEOUT_MS = 6_000

@@ -27,10 +27,10 @@ from minibroker.protocol.apis import CREATE_TOPICS, METADATA
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, with_client
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 ORDERS = "orders"
 ON = {"authorizer.class.name": "kafka.security.authorizer.AclAuthorizer"}

@@ -17,12 +17,12 @@ from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.kafka.topics import CREATE_TOPICS as KAFKA_CREATE_TOPICS
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import CLIENT_ID
 from tests.kafka_connection import connect as connect_as_kafka
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, replica_of, with_client
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 TOPIC = "orders"
 SLOW = QuotaEntity(client_id="slow")

@@ -20,14 +20,14 @@ from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 from minibroker.spark_jobs.source.look_ups import LookUps, Topics
 from minibroker.spark_jobs.source.offsets import OffsetRange, Offsets, TopicOffsets, losses
 from minibroker.spark_jobs.source.options import Subscription
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
 from tests.running import run_by
-from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 P0, P1, P2 = (TopicPartition("t", index) for index in range(3))
 

@@ -15,10 +15,10 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 from tests.waiting import until
 
 KEPT, GONE = TopicPartition("kept", 0), TopicPartition("gone", 0)

@@ -21,11 +21,11 @@ from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import ZooKeeperSession
+from minibroker.simulator.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, with_client
-from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.forgeries import authenticate, forged_fetch, forged_orders, is_refused, shake_hands
 
 ORDERS = TopicPartition("orders", 0)

@@ -18,6 +18,8 @@ from minibroker.protocol.kafka import configs, data, groups, metadata
 from minibroker.protocol.kafka.primitives import MAX_ALL_TAGS, MAX_TAGS, write_unsigned_varint
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.records.transcoding import as_records
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests import kafka_connection
 from tests.kafka_connection import KafkaConnection, connect
 from tests.running import run_by
@@ -30,8 +32,6 @@ from tests.simulation.scenarios.clients.test_kafka_dialect import (
     wire,
     with_cluster,
 )
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 
 async def to_coordinator(cluster: VirtualCluster, world: VirtualWorld) -> KafkaConnection:

@@ -15,10 +15,10 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.apis import LIST_OFFSETS
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.world import VirtualWorld
 
 LONG_SESSION = {"zookeeper.session.timeout.ms": "40000"}
 """Longer than these tests take, so that the hanging leader stays the leader."""

@@ -33,12 +33,12 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import make
+from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
-from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 ORDERS = "orders"
 

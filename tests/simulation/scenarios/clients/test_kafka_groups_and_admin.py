@@ -18,11 +18,11 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import KafkaConnection, connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import ORDERS, about, fetch, to_leader, wire, with_cluster
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 GROUP = "readers"
 ORDERS_0 = TopicPartition(ORDERS, 0)

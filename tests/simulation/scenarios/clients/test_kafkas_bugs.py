@@ -11,12 +11,12 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_test
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.scenarios.control.test_forwarding import until_controller
 from tests.simulation.scenarios.helpers import with_client
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 from tests.unit.broker.handlers.test_handlers_produce_and_control import (
     test_orders_for_a_former_run_of_the_broker_are_refused as orders_for_a_former_run,
 )

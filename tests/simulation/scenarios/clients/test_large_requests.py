@@ -23,6 +23,8 @@ from minibroker.protocol.kafka import data, groups, metadata
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.records import decode_batch
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import connect, request_frame
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_greedy_kafka_clients import to_coordinator
@@ -35,8 +37,6 @@ from tests.simulation.scenarios.clients.test_kafka_dialect import (
     wire,
     with_cluster,
 )
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 MANY = 10_000
 

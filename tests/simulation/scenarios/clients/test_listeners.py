@@ -10,11 +10,11 @@ import pytest
 from minibroker.controller.decisions import events
 from minibroker.protocol import znodes
 from minibroker.protocol.world import Watcher
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 TOPIC = "orders"
 

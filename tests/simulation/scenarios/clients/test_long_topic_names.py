@@ -12,6 +12,8 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import brokers, configs, data, groups, metadata, topics
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import groups as g
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
@@ -24,8 +26,6 @@ from tests.simulation.scenarios.clients.test_kafka_dialect import (
     with_cluster,
 )
 from tests.simulation.scenarios.clients.test_kafka_groups_and_admin import GROUP, to_coordinator
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 LONGEST = 32_000
 """Strings in old versions of Kafka's protocol hold at most 32,767 bytes."""

@@ -24,13 +24,13 @@ from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import OFFSET_FOR_LEADER_EPOCH
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.clients.test_consumers import P0, Scene, numbers, silence, take
 from tests.simulation.scenarios.helpers import replica_of
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 OFTEN = {"log.flush.offset.checkpoint.interval.ms": "1000"}
 FLUSHED, SENT = 10, 20

@@ -18,14 +18,14 @@ from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Create, Operation
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.world import Simulation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.world import Simulation
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]

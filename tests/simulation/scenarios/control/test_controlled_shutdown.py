@@ -18,6 +18,11 @@ from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, SetData
+from minibroker.simulator.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.ownership import Owner, ProcessKilled, current_owner
+from minibroker.simulator.world import Simulation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.mutants.planting import Patches
@@ -25,11 +30,6 @@ from tests.simulation.scenarios.control.test_cluster import Load
 from tests.simulation.scenarios.control.test_cluster import _check as check_records
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.ownership import Owner, ProcessKilled, current_owner
-from tests.simulation.simulator.world import Simulation
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]

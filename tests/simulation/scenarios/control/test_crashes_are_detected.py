@@ -14,9 +14,9 @@ from minibroker.controller.governing.crash_watch import CrashWatch
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, ZooKeeperSession
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 PORT = 9093
 DETECTION_S = 0.5

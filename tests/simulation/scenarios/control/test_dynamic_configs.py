@@ -22,11 +22,11 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
 from minibroker.protocol.records import MAX_BATCH_BYTES
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 P0 = TopicPartition("orders", 0)
 ORDERS = ConfigResource.of_topic("orders")

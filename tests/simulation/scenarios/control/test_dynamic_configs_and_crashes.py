@@ -15,6 +15,8 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation, ZooKeeperSession
 from minibroker.protocol.znodes import TopicZnode
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_dynamic_configs import (
@@ -26,8 +28,6 @@ from tests.simulation.scenarios.control.test_dynamic_configs import (
     set_to,
     until_all_have,
 )
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 CONFIG = znodes.topic_config_path("orders")
 

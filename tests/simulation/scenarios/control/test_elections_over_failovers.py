@@ -15,12 +15,12 @@ from minibroker.controller.handlers import steps
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Check, ConnectionLoss, Operation
+from minibroker.simulator.cluster import CONTROL_PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.transport import Arrival
+from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.scenarios.control.test_forwarding import until_controller
-from tests.simulation.simulator.cluster import CONTROL_PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.network import Arrival
-from tests.simulation.simulator.world import Simulation, VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.faults.faults_of_starts import request_key
 
 TOPIC = "orders"

@@ -20,12 +20,12 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, INTERNAL_TOPICS, TopicPartition
+from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_forged_requests import KEY
 from tests.simulation.scenarios.helpers import with_client
-from tests.simulation.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
 from tests.simulation.storms.forgeries import authenticate, shake_hands
 

@@ -16,10 +16,10 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.controller.handlers.steps import PARTITIONS_AT_ONCE
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import VirtualLoop, on_virtual_loop, run
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import VirtualLoop, on_virtual_loop, run
-from tests.simulation.simulator.world import Simulation
 
 FEW = 300
 assert FEW >= 3 * PARTITIONS_AT_ONCE

@@ -16,11 +16,11 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 P0 = TopicPartition("orders", 0)
 ORDERS = ConfigResource.of_topic("orders")

@@ -18,11 +18,11 @@ from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Operation, SetData
 from minibroker.protocol.znodes import TopicZnode
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
 EVERYWHERE = [0, 1, 2]

@@ -16,13 +16,13 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation, ZooKeeperSession
+from minibroker.simulator.cluster import ZOOKEEPER, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.world import Simulation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin
-from tests.simulation.simulator.cluster import ZOOKEEPER, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.world import Simulation
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 TOPIC = "orders"
 P0 = TopicPartition(TOPIC, 0)

@@ -15,12 +15,12 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
 PARTITION = TopicPartition(TOPIC, 0)

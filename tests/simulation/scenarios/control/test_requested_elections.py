@@ -18,13 +18,13 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import ELECT_LEADERS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut, until_controller
 from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 TOPIC = "orders"
 PARTITIONS = [TopicPartition(TOPIC, number) for number in range(3)]

@@ -11,10 +11,10 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.world import VirtualWorld
 
 P0 = TopicPartition("orders", 0)
 ALL = ConfigResource.of_all_brokers()

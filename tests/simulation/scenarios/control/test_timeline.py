@@ -12,12 +12,12 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation
 
 T = TypeVar("T")
 

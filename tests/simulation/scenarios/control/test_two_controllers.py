@@ -17,11 +17,11 @@ from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, Api
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.control.test_forwarding import connect, creation, until_controller
 from tests.simulation.scenarios.helpers import with_client
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 
 class AdminOfSeveralBrokers(Admin):

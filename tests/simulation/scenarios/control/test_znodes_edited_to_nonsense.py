@@ -15,11 +15,11 @@ from minibroker.client.errors import PartitionErrors
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, replicas_of
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation
 
 P0 = TopicPartition("orders", 0)
 PATH = znodes.topic_path("orders")

@@ -17,13 +17,13 @@ from minibroker.client.errors import CorruptBatch
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import HEADER_SIZE, MAGIC_RECORDS, iterate_batches
+from minibroker.simulator.cluster import LOG_DIR, VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin, replicas_of
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
 HURT = TopicPartition(TOPIC, 0)

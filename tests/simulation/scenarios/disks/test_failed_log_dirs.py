@@ -20,14 +20,14 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, log_dir
+from minibroker.simulator.disk import SIZE_BYTES
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import VirtualCluster, log_dir
-from tests.simulation.simulator.disk import SIZE_BYTES
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.world import Simulation
 
 TOPIC = "orders"
 PARTITIONS = 6

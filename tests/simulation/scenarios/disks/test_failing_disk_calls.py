@@ -24,10 +24,10 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name, log_dir
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.simulation.scenarios.helpers import as_admin
-from tests.simulation.simulator.cluster import VirtualCluster, host_name, log_dir
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 
 SETTINGS = {
     "log.retention.check.interval.ms": "400",

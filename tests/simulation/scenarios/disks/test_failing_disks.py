@@ -12,9 +12,9 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import NOW, batch
 
 LOG_DIR = "/var/lib/minibroker"

@@ -17,13 +17,13 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import brokers
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name, log_dir
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.kafka_connection import connect
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, send_numbers
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name, log_dir
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 from tests.storage_support import batch
 
 TOPIC = "orders"

@@ -20,11 +20,11 @@ from minibroker.protocol import znodes
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
-from tests.simulation.simulator.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
 PARTITIONS = 40

@@ -19,8 +19,8 @@ from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
 GROUP = "billing"

@@ -18,10 +18,10 @@ from minibroker.client.group.heart import News, Overslept
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 from tests.waiting import until
 
 P0, P1 = (TopicPartition("orders", index) for index in range(2))

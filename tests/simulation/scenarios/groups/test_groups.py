@@ -18,13 +18,13 @@ from minibroker.protocol import apis, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.groups.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
 from tests.simulation.scenarios.helpers import replica_of, with_client
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 ORDERS = TopicPartition("orders", 0)
 P0_OF_OFFSETS = TopicPartition(OFFSETS_TOPIC, 0)

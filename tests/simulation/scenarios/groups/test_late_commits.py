@@ -17,12 +17,12 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.world import World
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.groups.group_members import GroupClient
 from tests.simulation.scenarios.helpers import as_admin
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
 from tests.simulation.storms.faults.faults_of_groups import late_commit
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.storm import Storm

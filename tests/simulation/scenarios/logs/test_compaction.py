@@ -15,12 +15,12 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
+from minibroker.simulator.cluster import LOG_DIR, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.seeds import every_seed
-from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 OFTEN = {

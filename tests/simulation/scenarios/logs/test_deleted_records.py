@@ -27,14 +27,14 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import connect as connect_kafka
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 from tests.simulation.scenarios.logs.test_retention import P0, produce, starts
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 LONG_SESSION = {"zookeeper.session.timeout.ms": "60000", "replica.lag.time.max.ms": "60000"}
 """Long enough for a paused replica to stay in the ISR."""

@@ -19,13 +19,13 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.transport import Arrival
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin, replicas_of
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop, run
-from tests.simulation.simulator.network import Arrival
-from tests.simulation.simulator.world import Simulation
 from tests.simulation.storms.faults.faults_of_starts import request_key
 from tests.simulation.storms.faults.operations_configs import late_change
 from tests.simulation.storms.report import Report

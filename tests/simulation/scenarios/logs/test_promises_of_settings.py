@@ -15,12 +15,12 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Operation, SetData
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 TOPIC = "orders"
 P0 = TopicPartition(TOPIC, 0)

@@ -8,11 +8,11 @@ from collections.abc import Awaitable, Callable
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.transport import Arrival
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.network import Arrival
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 SETTLED_S, COUNTED_S = 5.0, 10.0
 

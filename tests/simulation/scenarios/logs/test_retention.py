@@ -19,11 +19,11 @@ from minibroker.protocol.messages import ProducePartition, ProduceRequest, Produ
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch, parse_header
 from minibroker.protocol.records.header import write_header
+from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
-from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 P0 = TopicPartition("orders", 0)
 SMALL = {"segment.bytes": "1000"}

@@ -10,10 +10,10 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 P0 = TopicPartition("orders", 0)
 RATE = 20_000

@@ -21,6 +21,8 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.transcoding import as_records, decompressed
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
@@ -36,8 +38,6 @@ from tests.simulation.scenarios.clients.test_kafka_dialect import (
     with_cluster,
 )
 from tests.simulation.scenarios.helpers import replicas_of
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 
 @asynccontextmanager

@@ -15,11 +15,11 @@ from minibroker.client.processor import Processor
 from minibroker.client.transactions.states import Outcome
 from minibroker.protocol.errors import BrokerError, NetworkError
 from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.simulation.scenarios.helpers import as_admin, send_numbers
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 
 GROUP = "billing"
 PARTITIONS = 2

@@ -14,8 +14,8 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import NO_LEADER, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.records import encode_batch
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 
 Asked = TypeVar("Asked", bound=Message)
 Answered = TypeVar("Answered", bound=Message)

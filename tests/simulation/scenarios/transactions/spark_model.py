@@ -16,6 +16,9 @@ import pyarrow
 
 from minibroker.client.consumer import Consumer
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.world import VirtualWorld
 from minibroker.spark_jobs.source.exactly_once import (
     Place,
     WrittenInTransaction,
@@ -24,9 +27,6 @@ from minibroker.spark_jobs.source.exactly_once import (
     prepare_rows,
 )
 from minibroker.spark_jobs.source.options import WriteOptions
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import VirtualWorld
 
 NAME = "minibroker-spark-query"
 TOPIC = "output"

@@ -11,11 +11,11 @@ from minibroker.client.administering.transactions import ProducerErrors, Transac
 from minibroker.client.cli.hanging import OpenTransaction, hanging, longest_timeout_ms
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 from tests.simulation.scenarios.transactions.test_coordinator import P0, P1, with_topic
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.world import VirtualWorld
 
 E = ErrorCode
 UNVERIFIED = {"transaction.partition.verification.enable": "false"}

@@ -14,11 +14,11 @@ from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.messages.fields import Attempt
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer, codes_of
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 P0, P1 = TopicPartition("orders", 0), TopicPartition("orders", 1)
 E = ErrorCode

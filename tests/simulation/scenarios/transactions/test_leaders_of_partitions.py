@@ -15,12 +15,12 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import READ_COMMITTED, READ_UNCOMMITTED, iterate_batches
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of
 from tests.simulation.scenarios.transactions.raw_transactions import NOT_NOW, RETRY_S, RawProducer
 from tests.simulation.scenarios.transactions.test_coordinator import P0, P1, with_topic
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.world import VirtualWorld
 
 E = ErrorCode
 BOTH = (P0, P1)

@@ -10,8 +10,8 @@ import pytest
 
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.model import NO_LEADER, TRANSACTIONS_TOPIC, TopicPartition
+from minibroker.simulator.cluster import host_name
 from tests.simulation.scenarios.transactions.transaction_support import GROUP, P, Q, Scenario, run_scenario
-from tests.simulation.simulator.cluster import host_name
 from tests.simulation.storms.clients.transacting.kafka_transactions import OLDER, RAISING, TransactionVersions
 
 ALL = [*OLDER, *RAISING]

@@ -14,10 +14,10 @@ from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition, internal_partition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 
 CLIENT = "client"
 TRANSACTIONAL_ID = "billing-1"

@@ -12,10 +12,10 @@ from minibroker.client.errors import ProducerFenced
 from minibroker.client.fetching.records import Record
 from minibroker.client.processing.results import ProducerRecord
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.ownership import ProcessKilled
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.processing import INPUTS, Pipeline, double, with_pipeline
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.ownership import ProcessKilled
 
 
 async def slowly(records: list[Record]) -> list[ProducerRecord]:

@@ -13,13 +13,13 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ProducerFenced
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition, internal_partition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.world import VirtualWorld
 from minibroker.spark_jobs.source import exactly_once
 from minibroker.spark_jobs.source.exactly_once import Place, WrittenInTransaction, abort_batch, prepare_rows
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.scenarios.transactions.spark_model import NAME, PARTITIONS, TOPIC, Query, batch_of, committed
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.world import VirtualWorld
 
 SETTINGS = {
     "offsets.topic.num.partitions": "1",

@@ -11,11 +11,11 @@ from minibroker.client.consumer import Consumer
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.scenarios.helpers import as_admin, with_client
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 from tests.simulation.scenarios.transactions.transaction_support import TOPIC, P, Q, Scenario, run_scenario
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
-from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.transacting.kafka_transactions import OLDER, RAISING, TransactionVersions
 
 OTHER = "other"

@@ -36,9 +36,9 @@ from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch, iterate_batches
 from minibroker.protocol.world import World
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground

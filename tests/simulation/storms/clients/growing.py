@@ -21,8 +21,8 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 

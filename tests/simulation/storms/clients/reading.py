@@ -16,8 +16,8 @@ from minibroker.client.fetching.records import Record
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.loop import VirtualLoop
-from tests.simulation.simulator.world import WALL_CLOCK_START_MS
+from minibroker.simulator.loop import VirtualLoop
+from minibroker.simulator.world import WALL_CLOCK_START_MS
 from tests.simulation.storms.clients.interruptions import may_be_interrupted
 from tests.simulation.storms.verdicts.answers import (
     Answers,

@@ -29,8 +29,8 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import BatchHeader, decode_batch
 from minibroker.protocol.world import Create, Delete, Operation, SetData, World
-from tests.simulation.simulator.ownership import ProcessKilled
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.ownership import ProcessKilled
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
 from tests.simulation.storms.clients.rebirth_clients import RebirthClients

@@ -12,7 +12,7 @@ from operator import ne
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.protocol.model import TopicPartition
-from tests.simulation.simulator.cluster import host_name
+from minibroker.simulator.cluster import host_name
 from tests.simulation.storms.clients.rebirth import (
     LATE_ISR_WRITE,
     SLOW_CONSUMERS,

@@ -14,7 +14,7 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import TopicIdPartition

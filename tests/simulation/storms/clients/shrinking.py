@@ -35,10 +35,10 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, iterate_batches
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.process import Process
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.process import Process
-from tests.simulation.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
 from tests.simulation.storms.ground import Ground

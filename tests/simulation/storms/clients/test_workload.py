@@ -10,10 +10,10 @@ from minibroker.client.administering.topics import NewTopic
 from minibroker.client.producer import Producer
 from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation
 from tests.running import run_by
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation
 from tests.simulation.storms.clients.kafka_clients import VERSIONS, KafkaProducer
 from tests.simulation.storms.clients.workload import Workload
 from tests.simulation.storms.verdicts.history import History

@@ -40,10 +40,10 @@ from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
+from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
 from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
-from tests.simulation.simulator.cluster import PORT, VirtualCluster, host_name
-from tests.simulation.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
 from tests.simulation.storms.clients.habits import (
     GRACE_S,
     MAX_MESSAGE_BYTES,

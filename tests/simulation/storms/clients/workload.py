@@ -25,9 +25,9 @@ from minibroker.client.producing.partitioners import crc32
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.process import Process
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.process import Process
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import (
     KafkaBatch,
     KafkaConsumer,

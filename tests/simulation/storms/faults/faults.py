@@ -39,8 +39,8 @@ from minibroker.protocol.apis import (
     Api,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from tests.simulation.simulator.cluster import PORT, host_name, log_dir
-from tests.simulation.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
+from minibroker.simulator.cluster import PORT, host_name, log_dir
+from minibroker.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
 from tests.simulation.storms.faults import (
     faults_of_groups,
     faults_of_moments,

@@ -16,8 +16,8 @@ from minibroker.client.consumer import Consumer
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import internal_partition
-from tests.simulation.simulator.cluster import PORT, host_name
-from tests.simulation.simulator.network import Arrival
+from minibroker.simulator.cluster import PORT, host_name
+from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.clients.workload import DURABLE
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
 from tests.simulation.storms.ground import elects_another

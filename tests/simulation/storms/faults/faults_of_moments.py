@@ -8,7 +8,7 @@ from contextlib import contextmanager
 
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER
-from tests.simulation.simulator.cluster import PORT, host_name
+from minibroker.simulator.cluster import PORT, host_name
 from tests.simulation.storms.ground import elects_another
 from tests.simulation.storms.scene import Scene
 

@@ -14,9 +14,9 @@ from typing import Any, TypeVar
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import BROKER_AUTHENTICATE, LEADER_AND_ISR
 from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
-from tests.simulation.simulator.cluster import CONTROL_PORT, host_name
-from tests.simulation.simulator.network import Arrival
-from tests.simulation.simulator.zookeeper import VirtualSession
+from minibroker.simulator.cluster import CONTROL_PORT, host_name
+from minibroker.simulator.transport import Arrival
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ground import Ground
 
 T = TypeVar("T")

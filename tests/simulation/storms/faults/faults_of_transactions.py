@@ -10,8 +10,8 @@ from __future__ import annotations
 import asyncio
 
 from minibroker.protocol.apis import END_TXN
-from tests.simulation.simulator.cluster import PORT, host_name
-from tests.simulation.simulator.network import Arrival
+from minibroker.simulator.cluster import PORT, host_name
+from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
 from tests.simulation.storms.ground import elects_another
 from tests.simulation.storms.scene import Scene

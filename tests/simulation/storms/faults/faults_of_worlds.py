@@ -9,8 +9,8 @@ from contextlib import suppress
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.records import HEADER_SIZE, iterate_batches
-from tests.simulation.simulator.cluster import PORT, host_name
-from tests.simulation.simulator.network import Arrival
+from minibroker.simulator.cluster import PORT, host_name
+from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
 from tests.simulation.storms.ground import Ground
 

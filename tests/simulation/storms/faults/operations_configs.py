@@ -15,8 +15,8 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import min_insync_replicas
-from tests.simulation.simulator.cluster import host_name
-from tests.simulation.simulator.network import Arrival
+from minibroker.simulator.cluster import host_name
+from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.clients.shrinking import RETENTION
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING

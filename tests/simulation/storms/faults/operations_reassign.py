@@ -13,7 +13,7 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import NodeExists, ZooKeeperError
-from tests.simulation.simulator.cluster import ZOOKEEPER
+from minibroker.simulator.cluster import ZOOKEEPER
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 

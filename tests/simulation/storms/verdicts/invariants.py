@@ -29,7 +29,7 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
-from tests.simulation.simulator.cluster import VirtualCluster, host_name
+from minibroker.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 

@@ -12,9 +12,9 @@ from minibroker.client.producer import Producer
 from minibroker.protocol import znodes
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.cluster import VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
+from minibroker.simulator.cluster import VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.simulation.storms.verdicts.history import TopicIdPartition
 from tests.simulation.storms.verdicts.invariants import Invariants
 

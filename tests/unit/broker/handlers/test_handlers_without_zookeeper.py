@@ -13,11 +13,11 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster
+from minibroker.simulator.loop import on_virtual_loop
+from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
-from tests.simulation.simulator.cluster import LOG_DIR, PORT, VirtualCluster
-from tests.simulation.simulator.loop import on_virtual_loop
-from tests.simulation.simulator.world import Simulation, VirtualWorld
-from tests.simulation.simulator.zookeeper import VirtualSession
 
 HANDLERS = 8
 """The broker's num.io.threads."""

@@ -24,8 +24,8 @@ from minibroker.broker.network.settings import NetworkSettings
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.framing import FrameReader, response_limit
+from minibroker.simulator.loop import run
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
 
 CONNECTIONS = 5
 REQUESTS = 12

@@ -12,8 +12,8 @@ from minibroker.broker.network.dialect import BadInput
 from minibroker.broker.network.large_requests import MOST_AT_ONCE, LargeRequests
 from minibroker.protocol.messages import Message
 from minibroker.protocol.messages.groups import ListGroupsRequest, ListGroupsResponse
+from minibroker.simulator.loop import run
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
 
 T = TypeVar("T")
 BODY = ListGroupsResponse(0, 0, [])

@@ -31,10 +31,10 @@ from minibroker.protocol.messages import (
     FetchTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.replication_support import LAG_S, ME, TOPIC, state
 from tests.running import run_by
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import GatedExecutor, StorageWorld, batch, open_log, stamped
 from tests.waiting import until
 

@@ -31,6 +31,7 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS
 from minibroker.protocol.world import Operation
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.replication_support import (
     LAG_S,
     ORDERS,
@@ -42,7 +43,6 @@ from tests.replication_support import (
     with_one_broker,
 )
 from tests.running import run_by
-from tests.simulation.simulator.zookeeper import VirtualSession
 from tests.storage_support import batch, headers
 from tests.waiting import until
 

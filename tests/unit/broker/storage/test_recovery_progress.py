@@ -19,9 +19,9 @@ from minibroker.client.producer import Producer
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
 from minibroker.protocol.world.real import RealDisk
-from tests.simulation.simulator.cluster import LOG_DIR, VirtualCluster
-from tests.simulation.simulator.loop import run
-from tests.simulation.simulator.world import Simulation
+from minibroker.simulator.cluster import LOG_DIR, VirtualCluster
+from minibroker.simulator.loop import run
+from minibroker.simulator.world import Simulation
 from tests.storage_support import BATCHES, CONFIG, NOW, GatedExecutor, StorageWorld, batch, segments, write_log
 from tests.unit.broker.test_metrics import GET, PORT, ask
 

@@ -22,8 +22,8 @@ from minibroker.broker.storage.recovery.continuity import (
     encode_continuity,
 )
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
+from minibroker.simulator.disk import ProcessDisk
 from tests.simulation.mutants import planted
-from tests.simulation.simulator.disk import ProcessDisk
 from tests.storage_support import NOW, PARTITION, StorageHost, StorageWorld, batch, stamped
 
 FILE = f"/data/{CONTINUITY_FILE}"

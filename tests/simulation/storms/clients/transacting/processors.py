@@ -19,7 +19,7 @@ from minibroker.client.processor import Processor
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from tests.simulation.storms.clients.transacting.kafka_transactions import RAISING
 from tests.simulation.storms.clients.transacting.transactors import TOPIC

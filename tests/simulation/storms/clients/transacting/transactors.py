@@ -23,7 +23,7 @@ from minibroker.client.errors import ClientCrashed
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.simulator.world import VirtualWorld
+from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import (
     READ_COMMITTED,
     READ_UNCOMMITTED,

@@ -31,11 +31,11 @@ from typing import Any, Generic, TypeVar
 
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent, World
-from tests.simulation.simulator.disk import ProcessDisk, VirtualDisk
-from tests.simulation.simulator.loop import VirtualLoop
-from tests.simulation.simulator.network import ProcessNetwork, VirtualNetwork
-from tests.simulation.simulator.process import Process
-from tests.simulation.simulator.zookeeper import VirtualSession, VirtualZooKeeper
+from minibroker.simulator.disk import ProcessDisk, VirtualDisk
+from minibroker.simulator.loop import VirtualLoop
+from minibroker.simulator.network import ProcessNetwork, VirtualNetwork
+from minibroker.simulator.process import Process
+from minibroker.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 
 T = TypeVar("T")
 
@@ -52,12 +52,12 @@ ZOOKEEPER_LATENCY_S = (0.000_1, 0.001)
 
 
 class Simulation:
-    """One world. Create it inside `tests.simulation.simulator.loop.run`."""
+    """One world. Create it inside `minibroker.simulator.loop.run`."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop), (
-            "a simulation runs on a virtual loop only: see tests.simulation.simulator.loop.run"
+            "a simulation runs on a virtual loop only: see minibroker.simulator.loop.run"
         )
         self.loop = loop
         self.network = VirtualNetwork(loop, self.random("network"))
@@ -207,7 +207,7 @@ class VirtualExecutor:
         faults = self._disk.faults
         async with self._threads:
             await asyncio.sleep(self._random.uniform(_MIN_WORK_S, _MAX_WORK_S) + faults.sync_delay_s)
-            while faults.is_hung(self._name):
+            while faults.is_hung(self._name):  # noqa: ASYNC110 (no event: a test sets it at any time)
                 await asyncio.sleep(_HUNG_LOOK_S)
             syncs_before = self._disk.syncs
             try:

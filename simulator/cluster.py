@@ -26,9 +26,9 @@ from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.parsing import broker_config
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
-from tests.simulation.simulator.process import Process
-from tests.simulation.simulator.world import Simulation, VirtualWorld
-from tests.waiting import until
+from minibroker.simulator.process import Process
+from minibroker.simulator.waiting import until
+from minibroker.simulator.world import Simulation, VirtualWorld
 
 PORT = 9092
 CONTROL_PORT = 9093

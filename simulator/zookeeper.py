@@ -35,20 +35,14 @@ import contextlib
 from collections import deque
 from collections.abc import Callable, Sequence
 from contextvars import Context, copy_context
-from dataclasses import dataclass, field, replace
 from random import Random
-from typing import Any, Generic, NamedTuple, TypeVar
+from typing import Any, TypeVar
 
 from minibroker.protocol.world import (
-    BadVersion,
-    Check,
     ConnectionLoss,
     Create,
     Delete,
     MultiFailed,
-    NodeExists,
-    NoNode,
-    NotEmpty,
     Operation,
     SessionExpired,
     SessionState,
@@ -59,7 +53,9 @@ from minibroker.protocol.world import (
     WatchKind,
     ZooKeeperError,
 )
-from tests.simulation.simulator.loop import VirtualLoop
+from minibroker.simulator.loop import VirtualLoop
+from minibroker.simulator.zookeeper_pipe import Outcome, Pipe, Request
+from minibroker.simulator.zookeeper_tree import ROOT, Follower, Tree, parent_of
 
 T = TypeVar("T")
 
@@ -71,221 +67,6 @@ MAX_RECONNECT_S = 0.2
 """Range of the time that a client waits before it tries to connect again."""
 
 _FIRST_SESSION_ID = 0x1000
-_ROOT = "/"
-
-
-def parent_of(path: str) -> str:
-    return path.rpartition("/")[0] or _ROOT
-
-
-@dataclass
-class _Node:
-    data: bytes
-    czxid: int
-    mzxid: int
-    owner: int = 0
-    version: int = 0
-    next_number: int = 0
-    children: set[str] = field(default_factory=set)
-
-    def stat(self) -> Stat:
-        return Stat(self.version, self.czxid, self.mzxid, self.owner, len(self.children))
-
-
-_WatchTable = dict[str, dict[tuple["VirtualSession", Watcher], None]]
-
-
-class _Tree:
-    """The nodes of one server, and the watches that sessions have set at it."""
-
-    def __init__(self) -> None:
-        self.nodes: dict[str, _Node] = {_ROOT: _Node(b"", 0, 0)}
-        self.zxid = 0
-        """Id of the last transaction that was applied here."""
-        self._data_watches: _WatchTable = {}
-        self._child_watches: _WatchTable = {}
-
-    def copy(self) -> _Tree:
-        """Return a copy of the nodes, without watches."""
-        tree = _Tree()
-        tree.zxid = self.zxid
-        tree.nodes = {path: replace(node, children=set(node.children)) for path, node in self.nodes.items()}
-        return tree
-
-    def node(self, path: str) -> _Node:
-        try:
-            return self.nodes[path]
-        except KeyError:
-            raise NoNode(f"there is no znode {path}") from None
-
-    def read_data(self, path: str) -> tuple[bytes, Stat]:
-        node = self.node(path)
-        return node.data, node.stat()
-
-    def read_children(self, path: str) -> list[str]:
-        return sorted(self.node(path).children)
-
-    def transact(self, operations: Sequence[Operation], session_id: int) -> list[Any]:
-        """Apply all operations as one transaction, or none of them."""
-        self.zxid += 1
-        undo: list[Callable[[], None]] = []
-        fired: list[tuple[WatchKind, str]] = []
-        results: list[Any] = []
-        for index, operation in enumerate(operations):
-            try:
-                results.append(self._carry_out(operation, session_id, undo, fired))
-            except ZooKeeperError as cause:
-                for step in reversed(undo):
-                    step()
-                raise MultiFailed(index, cause) from cause
-        for kind, path in fired:
-            self._fire(kind, path)
-        return results
-
-    def _carry_out(
-        self,
-        operation: Operation,
-        session_id: int,
-        undo: list[Callable[[], None]],
-        fired: list[tuple[WatchKind, str]],
-    ) -> str | Stat | None:
-        match operation:
-            case Create():
-                return self._create(operation, session_id, undo, fired)
-            case SetData(path, data, version):
-                node = self._expect(path, version)
-                before = (node.data, node.version, node.mzxid)
-
-                def restore() -> None:
-                    node.data, node.version, node.mzxid = before
-
-                undo.append(restore)
-                node.data, node.version, node.mzxid = bytes(data), node.version + 1, self.zxid
-                fired.append((WatchKind.CHANGED, path))
-                return node.stat()
-            case Delete(path, version):
-                node = self._expect(path, version)
-                if path == _ROOT:
-                    raise ZooKeeperError("the znode / cannot be deleted")
-                if node.children:
-                    raise NotEmpty(f"the znode {path} has children")
-                siblings = self.nodes[parent_of(path)].children
-                name = path.rpartition("/")[2]
-
-                def bring_back() -> None:
-                    self.nodes[path] = node
-                    siblings.add(name)
-
-                undo.append(bring_back)
-                del self.nodes[path]
-                siblings.discard(name)
-                fired.append((WatchKind.DELETED, path))
-                return None
-            case Check(path, version):
-                self._expect(path, version)
-                return None
-
-    def _create(
-        self,
-        operation: Create,
-        session_id: int,
-        undo: list[Callable[[], None]],
-        fired: list[tuple[WatchKind, str]],
-    ) -> str:
-        path = operation.path
-        parent_path = parent_of(path)
-        parent = self.node(parent_path)
-        if parent.owner:
-            raise ZooKeeperError(f"the znode {parent_path} is ephemeral and cannot have children")
-        if operation.sequence:
-            path = f"{path}{parent.next_number:010d}"
-        if path in self.nodes:
-            raise NodeExists(f"there is a znode {path} already")
-        number = parent.next_number
-        owner = session_id if operation.ephemeral else 0
-        name = path.rpartition("/")[2]
-
-        def take_back() -> None:
-            del self.nodes[path]
-            parent.children.discard(name)
-            parent.next_number = number
-
-        undo.append(take_back)
-        self.nodes[path] = _Node(bytes(operation.data), self.zxid, self.zxid, owner)
-        parent.children.add(name)
-        parent.next_number += 1
-        fired.append((WatchKind.CREATED, path))
-        return path
-
-    def _expect(self, path: str, version: int) -> _Node:
-        node = self.node(path)
-        if version not in (-1, node.version):
-            raise BadVersion(f"the znode {path} has version {node.version}, not {version}")
-        return node
-
-    # -- watches --
-
-    def watch_data(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
-        self._data_watches.setdefault(path, {})[session, watcher] = None
-
-    def watch_children(self, path: str, session: VirtualSession, watcher: Watcher) -> None:
-        self._child_watches.setdefault(path, {})[session, watcher] = None
-
-    def forget_watches(self, session: VirtualSession) -> None:
-        for table in (self._data_watches, self._child_watches):
-            for path in list(table):
-                table[path] = {key: None for key in table[path] if key[0] is not session}
-                if not table[path]:
-                    del table[path]
-
-    def _fire(self, kind: WatchKind, path: str) -> None:
-        watchers = dict(self._data_watches.pop(path, {}))
-        if kind is WatchKind.DELETED:
-            watchers |= self._child_watches.pop(path, {})
-        for session, watcher in watchers:
-            session.notify(watcher, kind, path, self.zxid)
-        if kind is not WatchKind.CHANGED:
-            parent = parent_of(path)
-            for session, watcher in self._child_watches.pop(parent, {}):
-                session.notify(watcher, WatchKind.CHILDREN, parent, self.zxid)
-
-    def adopt_watches(self, other: _Tree) -> None:
-        """Take over the watches of another server, which has reached the same state."""
-        for table, others in (
-            (self._data_watches, other._data_watches),
-            (self._child_watches, other._child_watches),
-        ):
-            for path, watchers in others.items():
-                table.setdefault(path, {}).update(watchers)
-
-
-class _Follower:
-    """A server of the ensemble that applies transactions later than the ensemble's leader."""
-
-    def __init__(self, leader: _Tree, lag_s: float) -> None:
-        self.tree = leader.copy()
-        self.sessions: dict[VirtualSession, None] = {}
-        """The sessions that are connected to it."""
-        self._lag_s = lag_s
-        self._committed: deque[tuple[int, Sequence[Operation], int]] = deque()
-
-    def commit(self, zxid: int, operations: Sequence[Operation], session_id: int) -> None:
-        self._committed.append((zxid, operations, session_id))
-        Context().run(asyncio.get_running_loop().call_later, self._lag_s, self._apply)
-
-    def _apply(self) -> None:
-        if self._committed:  # empty if it has caught up meanwhile
-            zxid, operations, session_id = self._committed.popleft()
-            if operations:
-                self.tree.zxid = zxid - 1
-                self.tree.transact(operations, session_id)
-            self.tree.zxid = zxid
-            for session in list(self.sessions):
-                session.follower_moved()
-
-    def catch_up(self) -> None:
-        while self._committed:
-            self._apply()
 
 
 class VirtualZooKeeper:
@@ -299,9 +80,9 @@ class VirtualZooKeeper:
     def __init__(self, latency_s: Callable[[], float] = lambda: 0.0, random: Random | None = None) -> None:
         self._latency_s = latency_s
         self.random = random or Random(0)
-        self.tree = _Tree()
+        self.tree = Tree()
         """The state of the ensemble's leader, to which all writes go."""
-        self._followers: dict[str, _Follower] = {}
+        self._followers: dict[str, Follower] = {}
         """The lagging servers, by the host that connects to them."""
         self._next_session_id = _FIRST_SESSION_ID
         self._live: dict[int, VirtualSession] = {}
@@ -326,7 +107,7 @@ class VirtualZooKeeper:
         try:
             async with asyncio.timeout(connect_timeout_ms / 1000):
                 await asyncio.sleep(2 * self._latency_s())
-                while not self.answers(owner):
+                while not self.answers(owner):  # noqa: ASYNC110 (a client polls)
                     await asyncio.sleep(self.reconnect_delay_s())
         except TimeoutError:
             raise ConnectionLoss(f"no ZooKeeper answers at {hosts} within {connect_timeout_ms} ms") from None
@@ -369,7 +150,7 @@ class VirtualZooKeeper:
         """From its next reconnect until `unlag`, that host uses a server that lags by so many seconds. A session that
         has already seen newer state uses another server, and so do new sessions."""
         self._record(f"{owner_host} lags by {seconds}")
-        self._followers[owner_host] = _Follower(self.tree, seconds)
+        self._followers[owner_host] = Follower(self.tree, seconds)
 
     def unlag(self, owner_host: str) -> None:
         """Let that server catch up."""
@@ -387,7 +168,7 @@ class VirtualZooKeeper:
         """Number of its sessions that use the lagging server."""
         return len(self._followers[owner_host].sessions)
 
-    def server_for(self, session: VirtualSession) -> _Follower | None:
+    def server_for(self, session: VirtualSession) -> Follower | None:
         """Return the server to which the session reconnects. None: one that is up to date, because a client never
         connects to a server that is behind the state that the client has seen."""
         follower = self._followers.get(_host_of(session.owner))
@@ -523,63 +304,8 @@ class VirtualZooKeeper:
 
 
 def _host_of(owner: str) -> str:
-    """Return the host of a process: see `tests.simulation.simulator.world.Host.start_process`."""
+    """Return the host of a process: see `minibroker.simulator.world.Host.start_process`."""
     return owner.partition("#")[0]
-
-
-class _Pipe(Generic[T]):
-    """Delivers items in the order of `put`, each with its own latency. `cut` discards its contents."""
-
-    def __init__(self, deliver: Callable[[T], None], latency_s: Callable[[], float]) -> None:
-        self._deliver = deliver
-        self._latency_s = latency_s
-        self._items: deque[T] = deque()
-        self._last_arrival = 0.0
-        self.generation = 0
-
-    def put(self, item: T) -> None:
-        # Without an owner: the process that sent the item may be killed, and its clock may be wrong.
-        self._items.append(item)
-        Context().run(self._send)
-
-    def _send(self) -> None:
-        loop = asyncio.get_running_loop()
-        arrival = max(self._last_arrival, loop.time() + self._latency_s())
-        self._last_arrival = arrival
-        if arrival <= loop.time():
-            loop.call_soon(self._arrive, self.generation)
-        else:
-            loop.call_at(arrival, self._arrive, self.generation)
-
-    def _arrive(self, generation: int) -> None:
-        # Timers of the same moment may fire in any order, so each delivers the oldest item.
-        if generation == self.generation:
-            self._deliver(self._items.popleft())
-
-    def __len__(self) -> int:
-        return len(self._items)
-
-    def cut(self) -> list[T]:
-        lost = list(self._items)
-        self._items.clear()
-        self.generation += 1
-        self._last_arrival = 0.0
-        return lost
-
-
-@dataclass(eq=False)
-class _Request:
-    carry_out: Callable[[], Any]
-    future: asyncio.Future[Any]
-    writes: bool
-
-
-class _Outcome(NamedTuple):
-    """The outcome of a write. A follower sends it when it has applied the write."""
-
-    zxid: int
-    result: object
-    failure: ZooKeeperError | None
 
 
 class VirtualSession:
@@ -608,17 +334,17 @@ class VirtualSession:
         self.owner = owner
         self._state = SessionState.CONNECTED
         self._listeners: list[Callable[[SessionState], None]] = []
-        self._up: _Pipe[_Request] = _Pipe(self._arrived, latency_s)
-        self._down: _Pipe[Callable[[], None]] = _Pipe(lambda deliver: deliver(), latency_s)
-        self._pending: dict[_Request, None] = {}
-        self._follower: _Follower | None = None
+        self._up: Pipe[Request] = Pipe(self._arrived, latency_s)
+        self._down: Pipe[Callable[[], None]] = Pipe(lambda deliver: deliver(), latency_s)
+        self._pending: dict[Request, None] = {}
+        self._follower: Follower | None = None
         """The server to which it is connected, if that server lags."""
-        self._at_follower: deque[tuple[_Request, _Outcome | None]] = deque()
+        self._at_follower: deque[tuple[Request, Outcome | None]] = deque()
         """Requests that have arrived there and are not answered; a write with its outcome."""
         self.seen_zxid = 0
         """The latest transaction that the client has seen. It never reads older state."""
         self._expiry: asyncio.TimerHandle | None = None
-        self._waiting: list[_Request] = []
+        self._waiting: list[Request] = []
         """Requests made without a connection; they are sent after the reconnect."""
         self._is_connected = True
         """The server's view; `_state` is the client's."""
@@ -716,15 +442,15 @@ class VirtualSession:
         self._disconnect(0)
 
     def _full(self, path: str) -> str:
-        if not path.startswith("/") or (path != _ROOT and path.endswith("/")) or "//" in path:
+        if not path.startswith("/") or (path != ROOT and path.endswith("/")) or "//" in path:
             raise ValueError(f"{path!r} is not a valid path: a path begins with a slash and does not end with one")
-        return (self._chroot + path).rstrip("/") or _ROOT
+        return (self._chroot + path).rstrip("/") or ROOT
 
     def _local(self, path: str) -> str:
-        return path.removeprefix(self._chroot) or _ROOT
+        return path.removeprefix(self._chroot) or ROOT
 
     @property
-    def _tree(self) -> _Tree:
+    def _tree(self) -> Tree:
         return self._server.tree if self._follower is None else self._follower.tree
 
     async def _call(self, carry_out: Callable[[], T], data_bytes: int = 0, *, writes: bool = False) -> T:
@@ -734,7 +460,7 @@ class VirtualSession:
             raise ZooKeeperError(f"a request of {data_bytes} bytes: ZooKeeper accepts {MAX_REQUEST_BYTES}; split it")
         if self._state is SessionState.EXPIRED:
             raise SessionExpired(f"session {self._session_id:#x} is over")
-        request = _Request(carry_out, asyncio.get_running_loop().create_future(), writes)
+        request = Request(carry_out, asyncio.get_running_loop().create_future(), writes)
         if self._state is SessionState.SUSPENDED:
             if not self._reconnects or self._server.random.random() < 0.5:
                 raise ConnectionLoss(f"session {self._session_id:#x} is not connected")
@@ -744,12 +470,12 @@ class VirtualSession:
         result: T = await request.future
         return result
 
-    def _send(self, request: _Request) -> None:
+    def _send(self, request: Request) -> None:
         self._pending[request] = None
         if self._is_connected:  # otherwise the request is lost, and the client does not know it yet
             self._up.put(request)
 
-    def _arrived(self, request: _Request) -> None:
+    def _arrived(self, request: Request) -> None:
         if not self._server.knows(self):
             return
         connection = self._up.generation
@@ -763,14 +489,14 @@ class VirtualSession:
             self._at_follower.append((request, outcome))
             self.follower_moved()
 
-    def _carried_out(self, request: _Request) -> _Outcome:
+    def _carried_out(self, request: Request) -> Outcome:
         try:
             result = request.carry_out()
         except ZooKeeperError as failure:
-            return _Outcome(self._tree_of(request).zxid, None, failure)
-        return _Outcome(self._tree_of(request).zxid, result, None)
+            return Outcome(self._tree_of(request).zxid, None, failure)
+        return Outcome(self._tree_of(request).zxid, result, None)
 
-    def _tree_of(self, request: _Request) -> _Tree:
+    def _tree_of(self, request: Request) -> Tree:
         return self._server.tree if request.writes else self._tree
 
     def follower_moved(self) -> None:
@@ -790,10 +516,10 @@ class VirtualSession:
             self._follower.sessions.pop(self, None)
             self._follower = None
 
-    def _reply(self, request: _Request, outcome: _Outcome) -> None:
+    def _reply(self, request: Request, outcome: Outcome) -> None:
         self._down.put(lambda: self._answer(request, outcome))
 
-    def _answer(self, request: _Request, outcome: _Outcome) -> None:
+    def _answer(self, request: Request, outcome: Outcome) -> None:
         self.seen_zxid = max(self.seen_zxid, outcome.zxid)
         self._pending.pop(request, None)
         if request.future.done():
