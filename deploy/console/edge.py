@@ -32,8 +32,8 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from minibroker.client.cli.timelines.story import Story, failovers
 from minibroker.deploy.console import pages
 from minibroker.deploy.console.reading import Reader
-from minibroker.deploy.console.shared import Reading, Shared
-from minibroker.deploy.console.state import ClusterState, Timeline
+from minibroker.deploy.console.shared import Pace, Reading, Readings, Shared
+from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.protocol.model import INTERNAL_TOPICS
 
@@ -47,6 +47,8 @@ KEEP_ALIVE_S = 10.0
 """An event stream without news sends a comment this often, and so finds out whether its viewer is there."""
 MAX_TOPICS_TOLD = 16
 """Failovers are remembered for this many topics of filters."""
+MAX_RENDERED = 64
+"""Pages of this many queries are kept as HTML."""
 MAX_TOPIC = 249
 MAX_GROUP = 1_000
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
@@ -110,21 +112,37 @@ def _is_address(name: str) -> bool:
 class View(Generic[T]):
     """A page: what it reads, and what it shows of that."""
 
-    shared: Shared[T]
+    readings: Readings[Query, T]
     sections: Callable[[T | None, Query], pages.Sections]
+    selection: Callable[[Query], Query]
+    """What of the query decides what is read."""
     topics: Callable[[T | None], Iterable[str]] | None = None
     """What its filter offers, if it has one."""
 
 
 class Console:
-    def __init__(self, reader: Reader) -> None:
+    def __init__(self, reader: Reader, pace: Pace | None = None) -> None:
+        pace = pace or Pace()
+
+        def of_cluster(query: Query) -> Shared[ClusterState]:
+            return Shared(lambda: reader.cluster(query), EVERY_S, pace=pace)
+
+        def of_timeline(_: Query) -> Shared[Timeline]:
+            return Shared(reader.timeline, EVERY_S, reader.timeline_in_files, pace)
+
+        def of_groups(query: Query) -> Shared[Groups]:
+            return Shared(lambda: reader.groups(query), GROUPS_EVERY_S, pace=pace)
+
         self._views: dict[str, View[Any]] = {
-            "/": View(Shared(reader.cluster, EVERY_S), pages.overview_sections, topics_of_cluster),
+            "/": View(Readings(of_cluster), pages.overview_sections, _as_it_is, topics_of_cluster),
             "/failovers": View(
-                Shared(reader.timeline, EVERY_S, reader.timeline_in_files), self._failover_sections, topics_of_timeline
+                Readings(of_timeline), self._failover_sections, lambda _: Query(), topics=topics_of_timeline
             ),
-            "/groups": View(Shared(reader.groups, GROUPS_EVERY_S), pages.group_sections),
+            "/groups": View(
+                Readings(of_groups), pages.group_sections, lambda query: Query(group=query.group, page=query.page)
+            ),
         }
+        self._rendered: dict[tuple[str, Query], tuple[Reading[Any], pages.Sections]] = {}
         self._is_ending = False
         self._stories: dict[str, tuple[int, list[Story]]] = {}
         """For each topic, the version of the timeline and its failovers."""
@@ -134,7 +152,7 @@ class Console:
         """End event streams, and answer with the last state where a page waits for a new one."""
         self._is_ending = True
         for view in self._views.values():
-            view.shared.end()
+            view.readings.end()
 
     def application(self, host: str) -> Starlette:
         return Starlette(
@@ -153,32 +171,49 @@ class Console:
         return Response(self._static[name], media_type=STATIC[name])
 
     async def _page(self, request: Request) -> Response:
-        path, query = request.url.path, query_of(request)
+        return StreamingResponse(self._parts(request.url.path, query_of(request)), media_type="text/html")
+
+    async def _parts(self, path: str, query: Query) -> AsyncIterator[str]:
+        """Yield the page's frame at once, which the browser paints while the cluster is read."""
         view = self._views[path]
-        reading = await view.shared.soon(PLAIN_PAGE_WITHIN_S)
+        before, after = pages.frame(path, pages.address(_events_of(path), query))
+        yield before
+        reading = await view.readings.of(view.selection(query)).soon(PLAIN_PAGE_WITHIN_S)
         form = None if view.topics is None else pages.topic_form(path, query, view.topics(reading.value))
-        events = pages.address(_events_of(path), query)
-        return Response(pages.page(path, _sections(view, query, reading), events, form), media_type="text/html")
+        yield pages.content(self._sections(path, query, reading), form) + after
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":  # uvicorn sends no body, so that the stream would stay open in silence
             return PlainTextResponse("Event streams answer to GET only.\n", 405, {"allow": "GET"})
         path = next(path for path in self._views if _events_of(path) == request.url.path)
-        return StreamingResponse(self._news(self._views[path], query_of(request)), media_type="text/event-stream")
+        return StreamingResponse(self._news(path, query_of(request)), media_type="text/event-stream")
 
-    async def _news(self, view: View[Any], query: Query) -> AsyncIterator[bytes]:
+    async def _news(self, path: str, query: Query) -> AsyncIterator[bytes]:
         """Yield all sections, then those that change. The first may be of a reading that another viewer has caused."""
+        view = self._views[path]
+        shared = view.readings.of(view.selection(query))
         clock = asyncio.get_running_loop().time
         sent: pages.Sections = {}
         sent_at_s = clock()
-        reading = await view.shared.soon(PLAIN_PAGE_WITHIN_S)
+        reading = await shared.soon(PLAIN_PAGE_WITHIN_S)
         while not self._is_ending:
-            sections = _sections(view, query, reading)
+            sections = self._sections(path, query, reading)
             changed = {name: text for name, text in sections.items() if sent.get(name) != text}
             if changed or clock() - sent_at_s > KEEP_ALIVE_S:
                 sent, sent_at_s = sections, clock()
                 yield _event(changed) if changed else b": still here\n\n"
-            reading = await view.shared.after(reading.number)
+            reading = await shared.after(reading.number)
+
+    def _sections(self, path: str, query: Query, reading: Reading[Any]) -> pages.Sections:
+        """Render the page, unless it has been rendered from the same values."""
+        last, sections = self._rendered.get((path, query), (None, {}))
+        if last is None or last.value is not reading.value or last.error != reading.error:
+            notice = pages.notice(reading.error, reading.value is not None)
+            sections = {"notice": notice} | self._views[path].sections(reading.value, query)
+            if len(self._rendered) >= MAX_RENDERED:
+                self._rendered.clear()
+            self._rendered[path, query] = reading, sections
+        return sections
 
     def _failover_sections(self, timeline: Timeline | None, query: Query) -> pages.Sections:
         return pages.failover_sections(timeline, [] if timeline is None else self._told(timeline, query.topic), query)
@@ -225,9 +260,8 @@ def _events_of(path: str) -> str:
     return f"/events{path.rstrip('/')}"
 
 
-def _sections(view: View[T], query: Query, reading: Reading[T]) -> pages.Sections:
-    notice = pages.notice(reading.error, reading.value is not None)
-    return {"notice": notice} | view.sections(reading.value, query)
+def _as_it_is(query: Query) -> Query:
+    return query
 
 
 def _event(sections: pages.Sections) -> bytes:

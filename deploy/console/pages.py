@@ -7,6 +7,7 @@ their ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from urllib.parse import urlencode
 
 from minibroker.client.administering.groups import MemberDescription
@@ -17,6 +18,7 @@ from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.markup import Content, Markup, element, markup
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import (
+    GROUPS_A_PAGE,
     NO_LEADER,
     OUT_OF_SYNC,
     SILENT_LEADER,
@@ -46,8 +48,10 @@ NUMBERS = {
 
 Sections = dict[str, Markup]
 
+ROWS_KEPT = 2_000
+"""Rows of partitions that have not changed are rendered once."""
+
 STORIES_A_PAGE = 10
-GROUPS_A_PAGE = 10
 LAGS_A_PAGE = 100
 
 PAGES = {"/": "Overview", "/failovers": "Failovers", "/groups": "Groups"}
@@ -60,6 +64,16 @@ ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", OUT_OF_SYN
 
 def page(path: str, sections: Sections, events: str, form: Markup | None = None) -> str:
     """Return the whole page. `events` is the address of its event stream."""
+    before, after = frame(path, events)
+    return before + content(sections, form) + after
+
+
+def content(sections: Sections, form: Markup | None = None) -> str:
+    return markup(form, *sections.values())
+
+
+def frame(path: str, events: str) -> tuple[str, str]:
+    """Return what stands before the content of a page, and after it."""
     head = element(
         "head",
         element("meta", charset="utf-8"),
@@ -74,6 +88,7 @@ def page(path: str, sections: Sections, events: str, form: Markup | None = None)
         element("a", title, href=there, aria_current="page" if there == path else None)
         for there, title in PAGES.items()
     )
+    here = Markup("\0")
     body = element(
         "body",
         element("a", "Skip to the content", class_="skip", href="#content"),
@@ -83,10 +98,11 @@ def page(path: str, sections: Sections, events: str, form: Markup | None = None)
             element("nav", links, aria_label="Pages"),
             element("span", "not live: reload for news", id="connection", role="status"),
         ),
-        element("main", element("h1", PAGES[path]), form, *sections.values(), id="content"),
+        element("main", element("h1", PAGES[path]), here, id="content"),
         data_events=events,
     )
-    return "<!doctype html>\n" + element("html", head, body, lang="en")
+    before, _, after = ("<!doctype html>\n" + element("html", head, body, lang="en")).partition(here)
+    return before, after
 
 
 def notice(error: str | None, has_state: bool) -> Markup:
@@ -162,18 +178,6 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
 
 
 def _partition_table(partitions: Sequence[PartitionView], brokers: Sequence[BrokerView], label: str) -> Markup:
-    rows = [
-        element(
-            "tr",
-            element("th", str(each.name), scope="row"),
-            [_cell(cell) for cell in each.cells],
-            _number(each.end),
-            _number(each.leader_epoch),
-            element("td", element("strong", each.trouble), f" ({each.detail})" if each.detail else None),
-            class_=ROWS.get(each.trouble),
-        )
-        for each in partitions
-    ]
     header = (
         "Partition",
         *(f"Broker {broker.id}{NOTES[broker.state]}" for broker in brokers),
@@ -181,7 +185,24 @@ def _partition_table(partitions: Sequence[PartitionView], brokers: Sequence[Brok
         "Leader epoch",
         "Trouble",
     )
-    return _table(label, header, rows)
+    return _table(label, header, [_partition_row(each) for each in partitions])
+
+
+@lru_cache(maxsize=ROWS_KEPT)
+def _partition_row(partition: PartitionView) -> Markup:
+    return element(
+        "tr",
+        element("th", str(partition.name), scope="row"),
+        [_cell(cell) for cell in partition.cells],
+        _number(partition.end),
+        _number(partition.leader_epoch),
+        element(
+            "td",
+            element("strong", partition.trouble) if partition.trouble else None,
+            f" ({partition.detail})" if partition.detail else None,
+        ),
+        class_=ROWS.get(partition.trouble),
+    )
 
 
 def _cell(cell: Cell) -> Markup:
@@ -276,16 +297,14 @@ def group_sections(groups: Groups | None, query: Query) -> Sections:
         return {"failed": _section("failed"), "groups": _section("groups")}
     problems = [f"Group {group} could not be read: {error}" for group, error in groups.failed.items()]
     problems += [f"Broker {broker} did not list its groups." for broker in groups.silent]
-    if groups.omitted:
-        problems.append(f"{counted(groups.omitted, 'more group')}: `minibroker groups list` lists all.")
-    chosen = [each for each in groups.details if query.group in ("", each.group.group)]
-    number, pages, shown = page_of(chosen, query.page, GROUPS_A_PAGE)
+    number, pages, _ = page_of(range(groups.selected), query.page, GROUPS_A_PAGE)
     return {
         "failed": _section("failed", element("ul", [element("li", text) for text in problems]) if problems else None),
         "groups": _section(
             "groups",
-            _pager("/groups", query, number, pages, counted(len(chosen), "group")),
-            [_group(each) for each in shown] or element("p", "There is no consumer group."),
+            _pager("/groups", query, number, pages, counted(groups.selected, "group")),
+            [_group(each) for each in groups.details]
+            or element("p", "There is no consumer group." if groups.selected == 0 else None),
         ),
     }
 

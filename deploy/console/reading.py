@@ -2,6 +2,9 @@
 
 A broker that hangs must not hide the others. So each broker is asked separately for its replicas, has one second, and
 is shown as silent after that; ends of partitions are asked only of leaders that answered.
+
+A page reads what it shows. The ends of a thousand partitions would take most of a reading's time, and the committed
+offsets of each group cost its coordinator a write.
 """
 
 from __future__ import annotations
@@ -21,13 +24,13 @@ from minibroker.client.cli.timelines.timeline import entries_in_files, entries_o
 from minibroker.client.errors import BrokersFailed
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, page_of, shown_partitions
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
 ANSWER_WITHIN_S = 1.0
 API_TIMEOUT_MS = 1_500
 """A request that one hanging broker has not answered in `ANSWER_WITHIN_S` can still be answered by another."""
-MAX_GROUPS = 200
 MAX_ENTRIES = 2_000
 """As many entries of each broker's timeline are kept as the broker itself keeps."""
 _CLUSTER, _TIMELINE, _GROUPS = "cluster", "timeline", "groups"
@@ -57,7 +60,7 @@ class Reader:
         for kind in list(self._admins):
             await self._drop(kind)
 
-    async def cluster(self) -> ClusterState:
+    async def cluster(self, query: Query) -> ClusterState:
         """Raises MinibrokerError if no broker answers."""
         admin = await self._open(_CLUSTER)
         try:
@@ -69,14 +72,13 @@ class Reader:
         ids = [broker.id for broker in description.brokers]
         found = await asyncio.gather(*(_behind(admin, broker_id) for broker_id in ids))
         behind = {broker_id: each for broker_id, each in zip(ids, found, strict=True) if each is not None}
+        state = ClusterState(description, topics, behind, {}, await _min_isr(admin, topics))
         answering = [
-            TopicPartition(topic.name, each.partition)
-            for topic in topics.values()
-            for each in topic.partitions
-            if each.leader in behind
+            partition
+            for partition in shown_partitions(state, query)
+            if topics[partition.topic].partitions[partition.partition].leader in behind
         ]
-        ends, min_isr = await asyncio.gather(end_offsets(admin, topics, answering), _min_isr(admin, topics))
-        return ClusterState(description, topics, behind, ends, min_isr)
+        return state._replace(ends=await end_offsets(admin, topics, answering))
 
     async def timeline(self) -> Timeline:
         """Raises MinibrokerError if no broker answers."""
@@ -109,7 +111,7 @@ class Reader:
         by_broker = {} if self._files is None else entries_of_all(self._files, 0)
         return Timeline(0, merged(by_broker), {}) if any(by_broker.values()) else None
 
-    async def groups(self) -> Groups:
+    async def groups(self, query: Query) -> Groups:
         """Raises MinibrokerError if no broker answers."""
         admin = await self._open(_GROUPS)
         silent: tuple[int, ...] = ()
@@ -122,7 +124,8 @@ class Reader:
         except MinibrokerError:
             await self._drop(_GROUPS)
             raise
-        names = [each.group for each in listed[:MAX_GROUPS]]
+        selected = [each.group for each in listed if query.group in ("", each.group)]
+        _, _, names = page_of(selected, query.page, GROUPS_A_PAGE)
         errors: dict[str, str] = {}
         try:
             described = await admin.describe_groups(names)
@@ -145,7 +148,7 @@ class Reader:
             owners = {p: member.member_id for member in described[group].members for p in member.partitions or ()}
             lags = (PartitionLag(p, committed[group].get(p), ends.get(p), owners.get(p)) for p in partitions)
             details.append(GroupDetails(described[group], tuple(lags)))
-        return Groups(tuple(details), errors | more_errors, len(listed) - len(names), silent)
+        return Groups(tuple(details), errors | more_errors, len(selected), silent)
 
     async def _open(self, kind: str) -> Admin:
         if kind not in self._admins:

@@ -3,20 +3,32 @@
 No task polls. Each viewer asks for the next reading; the first one reads, and the others get the same. So there is at
 most one reading at a time, never more often than `every_s`, and none while nobody watches. If the viewer that reads
 leaves or gives up waiting, its reading is cancelled and the next viewer begins one.
+
+A reading of a large cluster costs tens of milliseconds of processor time, and pages are rendered from it. So `Pace`
+spaces readings out such that the whole process keeps to its share of a core. Rejected: a longer interval for all
+clusters, which would show a failover of a small one late.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar
 
 from minibroker.protocol.errors import MinibrokerError
 
+Q = TypeVar("Q")
 T = TypeVar("T")
 
 NOT_IN_TIME = "no broker answered in time"
+SHARE = 0.025
+"""The share of a core that the console may take while it is watched."""
+MAX_PAUSE_S = 5.0
+"""The next reading begins this long after the last one at the latest, whatever it costs."""
+MAX_KEPT = 32
+"""Readings of this many selections are kept without a viewer."""
 
 
 @dataclass(frozen=True)
@@ -28,17 +40,39 @@ class Reading(Generic[T]):
     """Why the cluster could not be read this time."""
 
 
+class Pace:
+    """How long the process must pause to keep to its share of a core."""
+
+    def __init__(self, share: float = SHARE, used_s: Callable[[], float] = time.process_time) -> None:
+        """`used_s` returns the processor time that the process has used."""
+        self._share = share
+        self._used_s = used_s
+
+    def used_s(self) -> float:
+        return self._used_s()
+
+    def pause_s(self, used_before_s: float) -> float:
+        """Return the length of a cycle that may cost what has been used since then."""
+        return min(MAX_PAUSE_S, (self._used_s() - used_before_s) / self._share)
+
+
 class Shared(Generic[T]):
     def __init__(
-        self, read: Callable[[], Awaitable[T]], every_s: float, instead: Callable[[], T | None] = lambda: None
+        self,
+        read: Callable[[], Awaitable[T]],
+        every_s: float,
+        instead: Callable[[], T | None] = lambda: None,
+        pace: Pace | None = None,
     ) -> None:
         """`read` raises MinibrokerError or TimeoutError if the cluster cannot be read. If it never could, the value is
-        what `instead` returns."""
+        what `instead` returns. Without `pace`, only `every_s` counts."""
         self._read = read
         self._instead = instead
         self._every_s = every_s
         self._last: Reading[T] = Reading(0, None, NOT_IN_TIME)
-        self._read_at_s = float("-inf")
+        self._pace = pace
+        self._began_at_s = self._read_at_s = float("-inf")
+        self._used_before_s = 0.0
         self._lock = asyncio.Lock()
         self._is_ended = False
         self._waits: set[asyncio.Timeout] = set()
@@ -67,7 +101,9 @@ class Shared(Generic[T]):
         async with self._lock:
             if self._last.number > seen:
                 return self._last
-            await asyncio.sleep(self._read_at_s + self._every_s - asyncio.get_running_loop().time())
+            await self._until_due()
+            self._began_at_s = asyncio.get_running_loop().time()
+            self._used_before_s = 0.0 if self._pace is None else self._pace.used_s()
             value, error = self._last.value, None
             try:
                 value = await self._read()
@@ -82,7 +118,48 @@ class Shared(Generic[T]):
             return self._last
 
     async def soon(self, within_s: float) -> Reading[T]:
-        """Return a reading that is at most `every_s` old, or the last value with an error, as `after` does."""
-        if asyncio.get_running_loop().time() - self._read_at_s < self._every_s:
+        """Return the last reading if the next one is not due, else a new one. Return the last value with an error as
+        `after` does."""
+        if asyncio.get_running_loop().time() < self._due_s():
             return self._last
         return await self.after(self._last.number, within_s)
+
+    @property
+    def is_watched(self) -> bool:
+        return bool(self._waits)
+
+    async def _until_due(self) -> None:
+        clock = asyncio.get_running_loop().time
+        while clock() < self._due_s():  # noqa: ASYNC110 - others use the processor meanwhile, which puts it off
+            await asyncio.sleep(max(0.0, self._due_s() - clock()))
+
+    def _due_s(self) -> float:
+        due_s = self._read_at_s + self._every_s
+        return due_s if self._pace is None else max(due_s, self._began_at_s + self._pace.pause_s(self._used_before_s))
+
+
+class Readings(Generic[Q, T]):
+    """What pages show of the cluster: a shared reading for each selection that viewers have chosen."""
+
+    def __init__(self, begin: Callable[[Q], Shared[T]]) -> None:
+        self._begin = begin
+        self._by_selection: dict[Q, Shared[T]] = {}
+        self._is_ended = False
+
+    def of(self, selection: Q) -> Shared[T]:
+        found = self._by_selection.pop(selection, None)
+        if found is None:
+            found = self._begin(selection)
+            if self._is_ended:
+                found.end()
+            unwatched = [key for key, shared in self._by_selection.items() if not shared.is_watched]
+            for key in unwatched[: max(0, len(unwatched) + 1 - MAX_KEPT)]:
+                del self._by_selection[key]
+        self._by_selection[selection] = found  # the latest comes last
+        return found
+
+    def end(self) -> None:
+        """See `Shared.end`."""
+        self._is_ended = True
+        for shared in self._by_selection.values():
+            shared.end()

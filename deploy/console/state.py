@@ -18,7 +18,7 @@ class ClusterState(NamedTuple):
     behind: Mapping[int, Mapping[TopicPartition, int]]
     """For each broker that answered: how many committed records each of its replicas lacks, as far as it knows."""
     ends: Mapping[TopicPartition, int]
-    """High watermarks."""
+    """High watermarks of the partitions that the page shows."""
     min_isr: Mapping[str, int]
     """`min.insync.replicas` of topics with replicas out of sync."""
 
@@ -34,8 +34,10 @@ class Timeline(NamedTuple):
 
 class Groups(NamedTuple):
     details: tuple[GroupDetails, ...]
+    """Of the groups that the page shows."""
     failed: Mapping[str, str]
-    """Groups that could not be read, and why."""
-    omitted: int
+    """Groups of the page that could not be read, and why."""
+    selected: int
+    """Groups that the query selects, on all pages."""
     silent: tuple[int, ...]
     """Brokers that did not list their groups."""

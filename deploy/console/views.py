@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
@@ -14,6 +15,7 @@ from minibroker.protocol.words import all_of
 T = TypeVar("T")
 
 PARTITIONS_A_PAGE = 100
+GROUPS_A_PAGE = 10
 TROUBLES_SHOWN = 10
 
 
@@ -85,36 +87,55 @@ TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, OUT_OF_SYNC)
 
 def overview(state: ClusterState, query: Query) -> Overview:
     ids = broker_ids(state)
-    everything = [(topic, each) for topic in state.topics.values() for each in topic.partitions]
-    chosen = [
-        pair
-        for pair in everything
-        if (pair[0].name == query.topic if query.topic else query.internal or not pair[0].is_internal)
-    ]
-    page, pages, shown = page_of(chosen, query.page, PARTITIONS_A_PAGE)
-    troubles = {TopicPartition(topic.name, each.partition): _trouble(state, topic, each) for topic, each in everything}
-    counts = Counter(troubles.values())
-
-    def urgency(pair: tuple[TopicDescription, PartitionDescription]) -> tuple[int, bool]:
-        topic, each = pair
-        return TROUBLES.index(troubles[TopicPartition(topic.name, each.partition)]), topic.is_internal
-
-    troubled = sorted(
-        (pair for pair in everything if troubles[TopicPartition(pair[0].name, pair[1].partition)]), key=urgency
-    )
+    page, pages, selected, shown = _page_of_partitions(state, query)
+    troubled = _troubled(state)
+    counts = Counter(trouble for trouble, _, _ in troubled)
     described = state.description
     return Overview(
         described.cluster_id or "",
         "none" if described.controller_id is None else f"broker {described.controller_id}",
-        tuple(_broker(state, broker_id) for broker_id in ids),
+        tuple(_brokers(state, ids)),
         tuple(_partition(state, ids, *pair) for pair in shown),
         page,
         pages,
-        len(chosen),
-        sum(topic.is_internal for topic, _ in everything),
-        tuple(_partition(state, ids, *pair) for pair in troubled[:TROUBLES_SHOWN]),
+        selected,
+        sum(len(topic.partitions) for topic in state.topics.values() if topic.is_internal),
+        tuple(_partition(state, ids, topic, each) for _, topic, each in troubled[:TROUBLES_SHOWN]),
         tuple((trouble, counts[trouble]) for trouble in TROUBLES if counts[trouble]),
     )
+
+
+def shown_partitions(state: ClusterState, query: Query) -> set[TopicPartition]:
+    """Return the partitions that the overview shows, which does not depend on their ends."""
+    _, _, _, shown = _page_of_partitions(state, query)
+    pairs = [*shown, *((topic, each) for _, topic, each in _troubled(state)[:TROUBLES_SHOWN])]
+    return {TopicPartition(topic.name, each.partition) for topic, each in pairs}
+
+
+Pair = tuple[TopicDescription, PartitionDescription]
+
+
+def _page_of_partitions(state: ClusterState, query: Query) -> tuple[int, int, int, Sequence[Pair]]:
+    """Return the number of the page, that of pages, that of selected partitions, and the partitions of the page."""
+    selected = [
+        (topic, each)
+        for topic in state.topics.values()
+        if (topic.name == query.topic if query.topic else query.internal or not topic.is_internal)
+        for each in topic.partitions
+    ]
+    page, pages, shown = page_of(selected, query.page, PARTITIONS_A_PAGE)
+    return page, pages, len(selected), shown
+
+
+def _troubled(state: ClusterState) -> list[tuple[str, TopicDescription, PartitionDescription]]:
+    """Return the partitions in trouble, the worst first and those of internal topics last."""
+    found = [
+        (trouble, topic, each)
+        for topic in state.topics.values()
+        for each in topic.partitions
+        if (trouble := _trouble(state, topic, each))
+    ]
+    return sorted(found, key=lambda one: (TROUBLES.index(one[0]), one[1].is_internal))
 
 
 def broker_ids(state: ClusterState) -> list[int]:
@@ -130,20 +151,23 @@ def page_of(items: Sequence[T], page: int, size: int) -> tuple[int, int, Sequenc
     return page, pages, items[(page - 1) * size : page * size]
 
 
-def _broker(state: ClusterState, broker_id: int) -> BrokerView:
+def _brokers(state: ClusterState, ids: Sequence[int]) -> Iterator[BrokerView]:
     alive = {broker.id: broker for broker in state.description.brokers}
-    replicas = [each for topic in state.topics.values() for each in topic.partitions if broker_id in each.replicas]
-    in_sync = sum(broker_id in each.isr for each in replicas)
-    broker = alive.get(broker_id)
-    return BrokerView(
-        broker_id,
-        "" if broker is None else f"{broker.host}:{broker.port}",
-        "dead" if broker is None else "alive" if broker_id in state.behind else "silent",
-        state.description.controller_id == broker_id,
-        sum(each.leader == broker_id for each in replicas),
-        in_sync,
-        len(replicas) - in_sync,
-    )
+    everything = [each for topic in state.topics.values() for each in topic.partitions]
+    leads = Counter(each.leader for each in everything)
+    replicas = Counter(chain.from_iterable(each.replicas for each in everything))
+    in_sync = Counter(chain.from_iterable(each.isr for each in everything))
+    for broker_id in ids:
+        broker = alive.get(broker_id)
+        yield BrokerView(
+            broker_id,
+            "" if broker is None else f"{broker.host}:{broker.port}",
+            "dead" if broker is None else "alive" if broker_id in state.behind else "silent",
+            state.description.controller_id == broker_id,
+            leads[broker_id],
+            in_sync[broker_id],
+            replicas[broker_id] - in_sync[broker_id],
+        )
 
 
 def _partition(

@@ -16,11 +16,16 @@ from minibroker.deploy.console import command, reading
 from minibroker.deploy.console.command import listen
 from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
 from minibroker.deploy.console.reading import Reader
-from minibroker.deploy.console.shared import NOT_IN_TIME, Shared
+from minibroker.deploy.console.shared import MAX_KEPT, NOT_IN_TIME, Pace, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
 from minibroker.protocol.errors import NetworkError
 from tests.waiting import until
+
+NO_QUERY = Query()
+UNHURRIED = Pace(share=1_000)
+"""These tests share the process's time with others."""
 
 
 class Cluster:
@@ -28,6 +33,7 @@ class Cluster:
 
     def __init__(self) -> None:
         self.reads = 0
+        self.queries: list[Query] = []
         self.under_way = 0
         self.most_at_once = 0
         self.epoch = 1
@@ -35,7 +41,8 @@ class Cluster:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def cluster(self) -> ClusterState:
+    async def cluster(self, query: Query = NO_QUERY) -> ClusterState:
+        self.queries.append(query)
         self.reads += 1
         self.under_way += 1
         self.most_at_once = max(self.most_at_once, self.under_way)
@@ -54,13 +61,13 @@ class Cluster:
     def timeline_in_files(self) -> Timeline | None:
         return None
 
-    async def groups(self) -> Groups:
+    async def groups(self, query: Query) -> Groups:
         return Groups((), {}, 0, ())
 
 
 def _console(cluster: Cluster) -> Console:
     reader: Any = cluster
-    return Console(reader)
+    return Console(reader, UNHURRIED)
 
 
 def _application(cluster: Cluster) -> Starlette:
@@ -160,6 +167,69 @@ async def test_a_page_does_not_wait_for_a_cluster_that_hangs_and_says_so() -> No
     assert (await shared.soon(60)).error is None
 
 
+async def test_an_expensive_reading_is_followed_by_a_pause_in_which_the_last_one_is_shown() -> None:
+    cluster = Cluster()
+    used_s = 0.0
+
+    async def read() -> ClusterState:
+        nonlocal used_s
+        used_s += 0.002
+        return await cluster.cluster()
+
+    clock = asyncio.get_running_loop().time
+    shared = Shared(read, 0.0, pace=Pace(0.02, lambda: used_s))
+    began_s = clock()
+    first = await shared.after(0)
+    await shared.after(first.number)
+    assert clock() - began_s >= 0.1
+    used_s += 1.0
+    assert (await shared.soon(60)).number == 2
+    assert cluster.reads == 2
+
+
+def test_a_pause_has_a_limit() -> None:
+    assert Pace(0.02, lambda: 100.0).pause_s(0.0) == 5.0
+
+
+async def test_each_selection_has_a_reading_and_those_without_viewers_are_forgotten() -> None:
+    cluster = Cluster()
+    readings: Readings[int, ClusterState] = Readings(lambda _: Shared(cluster.cluster, 0.0))
+    watched = readings.of(0)
+    cluster.answers.clear()
+    waiting = asyncio.create_task(watched.after(0))
+    await until(lambda: watched.is_watched)
+    other = readings.of(1)
+    for selection in range(2, MAX_KEPT + 2):
+        readings.of(selection)
+    assert readings.of(0) is watched
+    assert readings.of(1) is not other
+    readings.end()
+    assert (await waiting).error == NOT_IN_TIME
+    assert (await readings.of(-1).after(0)).error == NOT_IN_TIME
+
+
+async def test_the_frame_of_a_page_is_sent_before_the_cluster_has_answered() -> None:
+    cluster = Cluster()
+    cluster.answers.clear()
+    request = Request(_application(cluster), "/")
+    await until(lambda: cluster.under_way == 1)
+    assert b"<h1>Overview</h1>" in request.body
+    assert b"section-" not in request.body
+    cluster.answers.set()
+    assert b"section-brokers" in (await request.ended()).body
+    assert request.body.endswith(b"</html>")
+
+
+async def test_viewers_of_one_page_share_the_reading_of_what_it_shows() -> None:
+    cluster = Cluster()
+    application = _application(cluster)
+    streams = [Request(application, "/events?topic=orders&page=2&group=none") for _ in range(3)]
+    await until(lambda: all(stream.body for stream in streams))
+    assert {(query.topic, query.page) for query in cluster.queries} == {("orders", 2)}
+    for stream in streams:
+        await stream.leave()
+
+
 class HangingAdmin:
     """Never lists groups; fails to describe the cluster. A call in progress ends with `close`, as in an Admin."""
 
@@ -189,10 +259,10 @@ async def test_a_failed_reading_leaves_the_clients_of_other_readings_open(monkey
     HangingAdmin.opened = []
     monkeypatch.setattr(reading, "Admin", HangingAdmin)
     reader = Reader(lambda: "127.0.0.1:9092", None)
-    groups = asyncio.create_task(reader.groups())
+    groups = asyncio.create_task(reader.groups(NO_QUERY))
     await until(lambda: any(admin.is_asked for admin in HangingAdmin.opened))
     with pytest.raises(NetworkError, match="no broker answered"):
-        await reader.cluster()
+        await reader.cluster(NO_QUERY)
     done, _ = await asyncio.wait([groups], timeout=0.05)
     assert not done
     await reader.close()

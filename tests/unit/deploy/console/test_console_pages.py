@@ -18,7 +18,7 @@ from minibroker.deploy.console import pages
 from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
 from minibroker.deploy.console.markup import Markup, element, markup
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
-from minibroker.deploy.console.views import Cell, Query, overview
+from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions
 from minibroker.protocol.model import TopicPartition
 
 EVIL = "<script>alert('1')</script>\"&\x1b"
@@ -80,7 +80,7 @@ def test_no_page_runs_what_strangers_have_named() -> None:
     member = MemberDescription(EVIL, EVIL, EVIL, EVIL, (EVIL,), (partition,))
     group = GroupDescription(EVIL, EVIL, "consumer", EVIL, Coordinator(1, Address("127.0.0.1", 9092)), (member,))
     lag = PartitionLag(partition, OffsetAndMetadata(1, None, EVIL), 2, EVIL)
-    groups = Groups((GroupDetails(group, (lag,)),), {EVIL: EVIL}, 0, ())
+    groups = Groups((GroupDetails(group, (lag,)),), {EVIL: EVIL}, 1, ())
     state = _state(_topic(EVIL, _partition(0, None, [1, 2], [])))
     story = _story((0.0, 1, EVIL), title=EVIL)
     shown = {
@@ -177,6 +177,13 @@ def test_a_thousand_partitions_come_in_pages() -> None:
     assert "and 990 more" in html
 
 
+def test_ends_are_read_of_the_partitions_on_the_page_and_of_those_in_trouble() -> None:
+    healthy = (_partition(number, 1, [1, 2], [1, 2]) for number in range(250))
+    state = _state(_topic("orders", *healthy), _topic("other", _partition(0, 1, [1, 2], [1])))
+    shown = shown_partitions(state, Query(page=2))
+    assert shown == {TopicPartition("orders", n) for n in range(100, 200)} | {TopicPartition("other", 0)}
+
+
 def test_a_cluster_that_does_not_answer_keeps_its_last_state_on_the_page() -> None:
     assert "last known state" in pages.notice("no answer", True)
     assert "nothing to show yet" in pages.notice("no answer", False)
@@ -237,8 +244,8 @@ def test_a_group_shows_members_partitions_and_lag() -> None:
         PartitionLag(partitions[0], OffsetAndMetadata(1_000), 3_500, "m-1"),
         PartitionLag(partitions[1], None, 7, None),
     )
-    html = pages.group_sections(Groups((GroupDetails(group, lags),), {}, 3, (4,)), Query())
+    html = pages.group_sections(Groups((GroupDetails(group, lags),), {}, 25, (4,)), Query(page=2))
     assert "Stable · 1 member · lag 2,500 · coordinator broker 2 · 1 partition without a commit" in html["groups"]
     assert html["groups"].count("billing-app") == 2
-    assert "3 more groups" in html["failed"]
+    assert "25 groups, page 2 of 3" in html["groups"]
     assert "Broker 4 did not list its groups." in html["failed"]
