@@ -287,6 +287,11 @@ class TokenFile:
     def __init__(self, path: Path) -> None:
         self._path = path
 
+    @property
+    def url(self) -> str:
+        """The value of `sasl.oauthbearer.token.endpoint.url` that names the file."""
+        return f"file://{self._path}"
+
     def __call__(self) -> str:
         return self._path.read_text(encoding="ascii").strip()
 

@@ -12,6 +12,7 @@ from typing import Annotated
 
 import typer
 
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -85,7 +86,9 @@ def _source(
     topics: str, bootstrap: str | None, data: Path, starting: str, limit: int | None, out_of_range: OutOfRange
 ) -> jobs.Source:
     names = [checked_topic(name.strip()) for name in topics.split(",")]
-    return jobs.Source(bootstrap_servers(bootstrap, data), names, starting, limit, out_of_range.value)
+    servers = bootstrap_servers(bootstrap, data)
+    protection = jobs.security_options(security.chosen())
+    return jobs.Source(servers, names, starting, limit, out_of_range.value, protection)
 
 
 def _settings(conf: Sequence[str] | None) -> dict[str, str]:

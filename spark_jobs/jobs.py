@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import signal
 import sys
@@ -10,10 +11,11 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor, wait
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import TYPE_CHECKING
 
 from minibroker.client.cli.terminal.live import progress_bar
+from minibroker.client.security import Security, TokenFile
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.spark_jobs.session import check_packages, spark_session
 
@@ -25,6 +27,17 @@ if TYPE_CHECKING:
 
 DEFAULT_MASTER = "local[*,4]"
 """All cores, and four attempts at each task: with local[*] the death of a Python worker ends the job."""
+
+_OPTION_OF: Mapping[str, str] = {
+    "security_protocol": "security.protocol",
+    "ssl_cafile": "ssl.truststore.location",
+    "ssl_certfile": "ssl.keystore.location",
+    "ssl_password": "ssl.key.password",
+    "sasl_mechanism": "sasl.mechanism",
+    "sasl_plain_username": "sasl.username",
+    "sasl_plain_password": "sasl.password",
+}
+"""The options whose values are arguments of clients."""
 
 _LISTENER_PATIENCE_S = 5.0
 _POLL_S = 0.2
@@ -39,11 +52,16 @@ class Source:
     starting: str = "earliest"
     max_offsets_per_trigger: int | None = None
     timestamp_out_of_range: str = "error"
+    security: Mapping[str, str] = field(default_factory=dict, repr=False)
+    """The source's options for TLS and SASL, by Kafka's names."""
+
+    @property
+    def connection(self) -> dict[str, str]:
+        return {"bootstrap.servers": self.bootstrap, **self.security}
 
     @property
     def subscription(self) -> dict[str, str]:
-        return {
-            "bootstrap.servers": self.bootstrap,
+        return self.connection | {
             "subscribe": ",".join(self.topics),
             "includeHeaders": "true",
             "timestampOutOfRange": self.timestamp_out_of_range,
@@ -54,6 +72,25 @@ class Source:
         limit = self.max_offsets_per_trigger
         limits = {} if limit is None else {"maxOffsetsPerTrigger": str(limit)}
         return self.subscription | {"startingOffsets": self.starting} | limits
+
+
+def security_options(security: Security) -> dict[str, str]:
+    """Return the options for settings of connections that were read from a file (`from_kafka_names`).
+
+    Paths are absolute, since tasks run in other directories. A password is an option of its own, never a part of
+    `sasl.jaas.config`: Spark's logs and pages hide options whose names have the word.
+    """
+    given: dict[str, str] = {}
+    for argument, value in security.items():
+        name = _OPTION_OF.get(argument)
+        if name is not None and isinstance(value, str):
+            given[name] = os.path.abspath(value) if name.endswith(".location") else value
+    if security.get("ssl_check_hostname") is False:
+        given["ssl.endpoint.identification.algorithm"] = ""
+    provider = security.get("sasl_oauth_token_provider")
+    if isinstance(provider, TokenFile):
+        given["sasl.oauthbearer.token.endpoint.url"] = provider.url
+    return given
 
 
 @contextmanager

@@ -41,8 +41,7 @@ _WATCH_EVERY_S = 0.2
 
 def compute_batch_layer(spark: SparkSession, source: Source, directory: Path, view: str, end: Offsets) -> None:
     """Compute the view of all records before `end`, as a table of one manifest. Raises MinibrokerError."""
-    bounds = {
-        "bootstrap.servers": source.bootstrap,
+    bounds = source.connection | {
         # The stream reads partitions that were added after `end`.
         "assign": json.dumps({topic: sorted(entry.offsets) for topic, entry in end.items()}),
         "includeHeaders": "true",

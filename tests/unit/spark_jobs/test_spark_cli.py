@@ -67,3 +67,13 @@ def test_nonsense_is_reported_before_spark_is_started(
     assert printed.out == ""
     assert expected in printed.err
     assert printed.err.startswith("error: ")
+
+
+def test_spark_submit_takes_the_settings_of_connections_as_well(tmp_path: Path) -> None:
+    file = tmp_path / "client.properties"
+    file.write_text("security.protocol=SSL\nssl.truststore.location=missing.pem\nsecurity=1\n")
+    command = [sys.executable, "-P", str(ROOT / "spark_jobs" / "submit.py"), "--command-config", str(file)]
+    job = ("ingest", "--topics", "t", "--output", "out", "--bootstrap", "127.0.0.1:1")
+    ended = subprocess.run([*command, *job], capture_output=True, text=True, timeout=120, check=False)
+    assert (ended.returncode, ended.stdout) == (2, "")
+    assert f"--command-config='{file}': line 3: 'security' is none of the names" in ended.stderr

@@ -3,12 +3,16 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from pathlib import Path
 
 import pytest
 
+from minibroker.client.cli.terminal import security as command_config
 from minibroker.client.errors import InvalidSetting
+from minibroker.client.security import TokenFile
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import READ_COMMITTED, READ_UNCOMMITTED
+from minibroker.spark_jobs.jobs import Source, security_options
 from minibroker.spark_jobs.source.options import (
     DEFAULT_MAX_OFFSETS_PER_TRIGGER,
     EARLIEST,
@@ -120,6 +124,39 @@ def test_connections_are_protected_by_kafkas_settings() -> None:
     token = {"kafka.sasl.mechanism": "OAUTHBEARER", "kafka.sasl.oauthbearer.token.endpoint.url": "file:///run/token"}
     assert batch(**{**user, **token}).security["sasl_mechanism"] == "OAUTHBEARER"
     assert "give PLAINTEXT, SSL, SASL" in problem(base=BASE | {"kafka.security.protocol": "TLS"})
+
+
+_LOGIN = "org.apache.kafka.common.security"
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        "",
+        "security.protocol=SSL\nssl.truststore.location=ca.pem\nssl.keystore.location=me.pem\nssl.key.password=secret",
+        "security.protocol=SSL\nssl.endpoint.identification.algorithm=",
+        "security.protocol=SASL_SSL\nssl.truststore.location=/ca.pem\nsasl.mechanism=SCRAM-SHA-512\n"
+        f'sasl.jaas.config={_LOGIN}.scram.ScramLoginModule required username="a=b" password="s\\"ecret";',
+        "security.protocol=SASL_PLAINTEXT\nsasl.mechanism=OAUTHBEARER\n"
+        "sasl.oauthbearer.token.endpoint.url=file:///run/token",
+    ],
+)
+def test_the_settings_of_a_file_become_options_with_absolute_paths(settings: str, tmp_path: Path) -> None:
+    (tmp_path / "client.properties").write_text(settings)
+    read: dict[str, object] = {**command_config.read(tmp_path / "client.properties")}
+    options = security_options(command_config.read(tmp_path / "client.properties"))
+    assert not options.keys() & {"sasl.jaas.config"}
+    found: dict[str, object] = {**batch(**options).security}
+    for name, value in read.items():
+        if name in ("ssl_cafile", "ssl_certfile"):
+            read[name] = str(Path(str(value)).absolute())
+        elif isinstance(value, TokenFile):
+            provider = found[name]
+            assert isinstance(provider, TokenFile)
+            assert provider.url == value.url == "file:///run/token"
+            read[name] = provider
+    assert found == read
+    assert "secret" not in repr(Source("a:1", ["t"], security=options))
 
 
 def test_sparks_own_options_are_let_pass() -> None:
