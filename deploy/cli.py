@@ -44,7 +44,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
-from minibroker.deploy.local.who import CoordinatorOf, MalformedWho, Member, TransactionsOf, Who, name_of, parse_who
+from minibroker.deploy.local.who import MalformedWho, Member, Who, acted, choice_of, name_of, parse_who
 from minibroker.deploy.observing import log_files, status_screen
 from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import (
@@ -360,10 +360,9 @@ def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: F
 
 
 def _note_hash(who: Who) -> None:
-    if isinstance(who, CoordinatorOf):
-        note(f"the hash of the name {who.group!r} chooses this broker, whether or not the group exists")
-    if isinstance(who, TransactionsOf):
-        note(f"the hash of the id {who.transactional_id!r} chooses this broker, whether or not a producer has it")
+    choice = choice_of(who)
+    if choice is not None:
+        note(choice)
 
 
 def _parsed(who: str) -> Who:
@@ -396,7 +395,7 @@ def _print_acted(action: str, members: list[Member], format: Format) -> None:
     if format is Format.JSON:
         print_json({"action": action, "ids": members})
     else:
-        sys.stdout.write(f"{action}: {', '.join(name_of(member) for member in members) or 'nothing to do'}\n")
+        sys.stdout.write(f"{acted(action, members)}\n")
 
 
 def _view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Status]:

@@ -1,1 +1,1 @@
-"""`minibroker console`: pages that show a cluster in a browser, live and read-only."""
+"""`minibroker console`: pages that show a cluster in a browser, live, and break it if allowed."""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import socket
 import sys
 from functools import partial
@@ -15,12 +16,14 @@ from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
+    UsageError,
     bootstrap_servers,
     note,
     run,
 )
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
 
 DEFAULT_PORT = 8080
@@ -34,26 +37,56 @@ def console(
     ] = LOOPBACK,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
+    allow_faults: Annotated[
+        bool,
+        typer.Option("--allow-faults", help="Add buttons that kill, pause, stop and start the cluster's processes."),
+    ] = False,
 ) -> None:
     """Serve pages that show the cluster in a browser, live and read-only: partitions, failovers, groups.
+
+    With --allow-faults, a page breaks the cluster of this machine, as `minibroker kill` and its siblings do.
 
     Prints the address of the pages. The cluster may be down and come back meanwhile. Ctrl-C ends it."""
     if not all(map(find_spec, ("starlette", "uvicorn"))):
         raise LaunchError(
             "the console is served by Starlette and uvicorn, which are not installed: pip install 'minibroker[console]'"
         )
+    if allow_faults:
+        _check_faults(bootstrap, host)
     servers = partial(bootstrap_servers, bootstrap, data)
     parse_bootstrap(servers())  # a mistake on the command line is told here, and not on the pages
-    run(_serve(servers, data if bootstrap is None else None, host, port))
+    run(_serve(servers, data if bootstrap is None else None, host, port, allow_faults))
 
 
-async def _serve(servers: partial[str], files: Path | None, host: str, port: int) -> None:
+def _check_faults(bootstrap: str | None, host: str) -> None:
+    """Raises UsageError where a stranger could break the cluster, and where there is none to break."""
+    if bootstrap is not None:
+        raise UsageError(
+            "--allow-faults breaks processes of this machine: name the cluster by --data, not by --bootstrap"
+        )
+    if host != "localhost" and not is_loopback(host):
+        raise UsageError(
+            f"--allow-faults with --host {host}: the pages have no password, so their buttons are offered at a "
+            f"loopback address only, such as {LOOPBACK}"
+        )
+
+
+def is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return False
+
+
+async def _serve(servers: partial[str], files: Path | None, host: str, port: int, allow_faults: bool) -> None:
     from minibroker.deploy.console.edge import Console, Server
+    from minibroker.deploy.console.faults import Faults
     from minibroker.deploy.console.reading import Reader
 
     listening = listen(host, port)
     reader = Reader(servers, files)
-    server = Server(Console(reader), host, ENDING_WITHIN_S)
+    faults = Faults(LocalCluster(files)) if allow_faults and files is not None else None
+    server = Server(Console(reader, faults), host, ENDING_WITHIN_S)
     shown = f"[{host}]" if ":" in host else host
     sys.stdout.write(f"http://{shown}:{listening.getsockname()[1]}/\n")
     sys.stdout.flush()

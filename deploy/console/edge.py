@@ -1,9 +1,10 @@
-"""The console's web edge: pages, event streams and static files over HTTP, read-only.
+"""The console's web edge: pages, event streams, static files and, if allowed, commands over HTTP.
 
 A web page of another origin must not read the cluster through its visitor's browser. So the server binds to loopback
 by default, sends no CORS header, and answers only to hosts by which it cannot be reached through DNS rebinding: IP
 addresses, `localhost`, and the host that it was told to bind to. Pages load nothing from elsewhere and run no inline
-script (Content-Security-Policy).
+script (Content-Security-Policy). Nor may it break the cluster: a command must come from a page of this console
+(Origin, Sec-Fetch-Site) and carry the token of its forms.
 
 Starlette and uvicorn were chosen over aiohttp: both are small, typed and well kept; uvicorn parses HTTP with h11, which
 brokers use for their metrics already, and runs on uvloop; an ASGI application is called in tests without a socket.
@@ -14,28 +15,35 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import secrets
 import socket
-from collections.abc import AsyncIterator, Callable, Iterable
+from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
+from urllib.parse import parse_qsl
 
 import msgspec
 import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
-from starlette.requests import Request
-from starlette.responses import PlainTextResponse, Response, StreamingResponse
+from starlette.requests import ClientDisconnect, Request
+from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minibroker.client.cli.timelines.story import Story, failovers
-from minibroker.deploy.console import pages
+from minibroker.deploy.console import fault_page, pages
+from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
+from minibroker.deploy.console.markup import Markup
+from minibroker.deploy.console.parts import Sections, address, content, frame, notice, topic_form
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.shared import Pace, Reading, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
+from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import INTERNAL_TOPICS
+from minibroker.protocol.words import printable
 
 T = TypeVar("T")
 
@@ -49,15 +57,19 @@ MAX_TOPICS_TOLD = 16
 """Failovers are remembered for this many topics of filters."""
 MAX_RENDERED = 64
 """Pages of this many queries are kept as HTML."""
+FORM_WITHIN_S = 10.0
+MAX_FORM_BYTES = 4_096
 MAX_TOPIC = 249
 MAX_GROUP = 1_000
+TITLES = {"/": "Overview", "/failovers": "Failovers", "/groups": "Groups", fault_page.PATH: "Faults"}
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 HEADERS = {
     "content-security-policy": "default-src 'self'; base-uri 'none'; form-action 'self'; frame-ancestors 'none'",
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
-    "referrer-policy": "no-referrer",
+    # With no-referrer, browsers would send no Origin with a form either.
+    "referrer-policy": "same-origin",
     "x-content-type-options": "nosniff",
     "cache-control": "no-store",
 }
@@ -113,16 +125,20 @@ class View(Generic[T]):
     """A page: what it reads, and what it shows of that."""
 
     readings: Readings[Query, T]
-    sections: Callable[[T | None, Query], pages.Sections]
+    sections: Callable[[T | None, Query], Sections]
     selection: Callable[[Query], Query]
     """What of the query decides what is read."""
-    topics: Callable[[T | None], Iterable[str]] | None = None
-    """What its filter offers, if it has one."""
+    form: Callable[[T | None, Query], Markup] | None = None
+    """What stands before the sections, if anything, and does not change while the page is shown."""
+    version: Callable[[], int] = lambda: 0
+    """Of what the sections show beside the reading."""
 
 
 class Console:
-    def __init__(self, reader: Reader, pace: Pace | None = None) -> None:
+    def __init__(self, reader: Reader, faults: Faults | None = None, pace: Pace | None = None) -> None:
+        """With `faults`, the console has a page that breaks the cluster."""
         pace = pace or Pace()
+        self._faults = faults
 
         def of_cluster(query: Query) -> Shared[ClusterState]:
             return Shared(lambda: reader.cluster(query), EVERY_S, pace=pace)
@@ -134,15 +150,37 @@ class Console:
             return Shared(lambda: reader.groups(query), GROUPS_EVERY_S, pace=pace)
 
         self._views: dict[str, View[Any]] = {
-            "/": View(Readings(of_cluster), pages.overview_sections, _as_it_is, topics_of_cluster),
+            "/": View(
+                Readings(of_cluster),
+                pages.overview_sections,
+                _as_it_is,
+                lambda state, query: topic_form("/", query, topics_of_cluster(state)),
+            ),
             "/failovers": View(
-                Readings(of_timeline), self._failover_sections, lambda _: Query(), topics=topics_of_timeline
+                Readings(of_timeline),
+                self._failover_sections,
+                lambda _: Query(),
+                lambda timeline, query: topic_form("/failovers", query, topics_of_timeline(timeline)),
+                lambda: 0 if faults is None else faults.version,
             ),
             "/groups": View(
                 Readings(of_groups), pages.group_sections, lambda query: Query(group=query.group, page=query.page)
             ),
         }
-        self._rendered: dict[tuple[str, Query], tuple[Reading[Any], pages.Sections]] = {}
+        if faults is not None:
+
+            def of_members(_: Query) -> Shared[tuple[MemberState, ...]]:
+                return Shared(faults.members, EVERY_S)
+
+            self._views[fault_page.PATH] = View(
+                Readings(of_members),
+                lambda members, _: fault_page.fault_sections(members, faults.applied, faults.token),
+                lambda _: Query(),
+                lambda _, __: fault_page.who_form(faults.token),
+                lambda: faults.version,
+            )
+        self._pages = {path: TITLES[path] for path in self._views}
+        self._rendered: dict[tuple[str, Query], tuple[Reading[Any], int, Sections]] = {}
         self._is_ending = False
         self._stories: dict[str, tuple[int, list[Story]]] = {}
         """For each topic, the version of the timeline and its failovers."""
@@ -160,6 +198,7 @@ class Console:
                 *(Route(path, self._page) for path in self._views),
                 *(Route(_events_of(path), self._events) for path in self._views),
                 Route("/static/{name}", self._file),
+                *([] if self._faults is None else [Route(fault_page.PATH, self._command, methods=["POST"])]),
             ],
             middleware=[Middleware(Guard, host=host)],
         )
@@ -176,11 +215,26 @@ class Console:
     async def _parts(self, path: str, query: Query) -> AsyncIterator[str]:
         """Yield the page's frame at once, which the browser paints while the cluster is read."""
         view = self._views[path]
-        before, after = pages.frame(path, pages.address(_events_of(path), query))
+        before, after = frame(path, address(_events_of(path), query), self._pages)
         yield before
         reading = await view.readings.of(view.selection(query)).soon(PLAIN_PAGE_WITHIN_S)
-        form = None if view.topics is None else pages.topic_form(path, query, view.topics(reading.value))
-        yield pages.content(self._sections(path, query, reading), form) + after
+        form = None if view.form is None else view.form(reading.value, query)
+        yield content(self._sections(path, query, reading), form) + after
+
+    async def _command(self, request: Request) -> Response:
+        """Begin the command of a form, and go back to its page, which shows what it does."""
+        assert self._faults is not None
+        headers = request.headers
+        if not is_same_origin(headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")):
+            return PlainTextResponse("Commands are given by the buttons of this console's own pages.\n", 403)
+        given = await _form_of(request)
+        if not secrets.compare_digest(given.get("token", "").encode(), self._faults.token.encode()):
+            return PlainTextResponse("This page is of an earlier console: reload it.\n", 403)
+        try:
+            self._faults.apply(given.get("action", ""), given.get("who", "").strip())
+        except MinibrokerError as error:
+            return PlainTextResponse(f"{printable(str(error))}\n", 400)
+        return RedirectResponse(fault_page.PATH, 303)
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":  # uvicorn sends no body, so that the stream would stay open in silence
@@ -193,7 +247,7 @@ class Console:
         view = self._views[path]
         shared = view.readings.of(view.selection(query))
         clock = asyncio.get_running_loop().time
-        sent: pages.Sections = {}
+        sent: Sections = {}
         sent_at_s = clock()
         reading = await shared.soon(PLAIN_PAGE_WITHIN_S)
         while not self._is_ending:
@@ -204,19 +258,21 @@ class Console:
                 yield _event(changed) if changed else b": still here\n\n"
             reading = await shared.after(reading.number)
 
-    def _sections(self, path: str, query: Query, reading: Reading[Any]) -> pages.Sections:
+    def _sections(self, path: str, query: Query, reading: Reading[Any]) -> Sections:
         """Render the page, unless it has been rendered from the same values."""
-        last, sections = self._rendered.get((path, query), (None, {}))
-        if last is None or last.value is not reading.value or last.error != reading.error:
-            notice = pages.notice(reading.error, reading.value is not None)
-            sections = {"notice": notice} | self._views[path].sections(reading.value, query)
+        version = self._views[path].version()
+        last, last_version, sections = self._rendered.get((path, query), (None, -1, {}))
+        if last is None or (last_version, last.error) != (version, reading.error) or last.value is not reading.value:
+            sections = {"notice": notice(reading.error, reading.value is not None)}
+            sections |= self._views[path].sections(reading.value, query)
             if len(self._rendered) >= MAX_RENDERED:
                 self._rendered.clear()
-            self._rendered[path, query] = reading, sections
+            self._rendered[path, query] = reading, version, sections
         return sections
 
-    def _failover_sections(self, timeline: Timeline | None, query: Query) -> pages.Sections:
-        return pages.failover_sections(timeline, [] if timeline is None else self._told(timeline, query.topic), query)
+    def _failover_sections(self, timeline: Timeline | None, query: Query) -> Sections:
+        stories = [] if timeline is None else self._told(timeline, query.topic)
+        return pages.failover_sections(timeline, stories, query, [] if self._faults is None else self._faults.applied)
 
     def _told(self, timeline: Timeline, topic: str) -> list[Story]:
         """Return the failovers. They are told once for each version of the timeline, not for each viewer."""
@@ -264,7 +320,7 @@ def _as_it_is(query: Query) -> Query:
     return query
 
 
-def _event(sections: pages.Sections) -> bytes:
+def _event(sections: Sections) -> bytes:
     return b"event: sections\ndata: " + msgspec.json.encode(list(map(str, sections.values()))) + b"\n\n"
 
 
@@ -280,6 +336,20 @@ def topics_of_timeline(timeline: Timeline | None) -> list[str]:
         for state in entry.get("states", ())
     }
     return sorted(changed - INTERNAL_TOPICS)
+
+
+async def _form_of(request: Request) -> dict[str, str]:
+    """Return the fields of a form; none if it is too large or takes too long."""
+    body = b""
+    try:
+        async with asyncio.timeout(FORM_WITHIN_S):
+            async for part in request.stream():
+                body += part
+                if len(body) > MAX_FORM_BYTES:
+                    return {}
+    except (TimeoutError, ClientDisconnect):
+        return {}
+    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
 
 
 def query_of(request: Request) -> Query:

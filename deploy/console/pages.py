@@ -1,21 +1,18 @@
-"""The pages as HTML. Pure.
-
-A page is a frame and sections. The plain page has all sections; the event stream sends those that have changed, by
-their ids.
-"""
+"""The overview, the failovers and the groups as HTML. Pure."""
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from functools import lru_cache
-from urllib.parse import urlencode
 
 from minibroker.client.administering.groups import MemberDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.timelines.story import Story
-from minibroker.client.cli.timelines.words import date_and_time, milliseconds
+from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds
 from minibroker.deploy.console.chart import drawing
-from minibroker.deploy.console.markup import Content, Markup, element, markup
+from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
+from minibroker.deploy.console.markup import Content, Markup, element
+from minibroker.deploy.console.parts import Sections, address, capitalized, number, pager, section, table
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import (
     GROUPS_A_PAGE,
@@ -32,29 +29,13 @@ from minibroker.deploy.console.views import (
 )
 from minibroker.protocol.words import counted
 
-NUMBERS = {
-    "Leads",
-    "Partitions",
-    "In sync",
-    "Out of sync",
-    "High watermark",
-    "Leader epoch",
-    "Step",
-    "Time",
-    "Committed",
-    "Lag",
-}
-"""Columns with numbers."""
-
-Sections = dict[str, Markup]
-
 ROWS_KEPT = 2_000
 """Rows of partitions that have not changed are rendered once."""
 
 STORIES_A_PAGE = 10
+FAULTS_SHOWN = 10
 LAGS_A_PAGE = 100
 
-PAGES = {"/": "Overview", "/failovers": "Failovers", "/groups": "Groups"}
 SYMBOLS = {"leader": "★", "in sync": "✓", "out of sync": "✗", "alive": "✓", "silent": "?", "dead": "✗"}
 """No state is shown by colour alone."""
 STATES = {"alive": "alive", "silent": "does not answer", "dead": "dead"}
@@ -62,65 +43,12 @@ NOTES = {"alive": "", "silent": " (does not answer)", "dead": " (dead)"}
 ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", OUT_OF_SYNC: "warn"}
 
 
-def page(path: str, sections: Sections, events: str, form: Markup | None = None) -> str:
-    """Return the whole page. `events` is the address of its event stream."""
-    before, after = frame(path, events)
-    return before + content(sections, form) + after
-
-
-def content(sections: Sections, form: Markup | None = None) -> str:
-    return markup(form, *sections.values())
-
-
-def frame(path: str, events: str) -> tuple[str, str]:
-    """Return what stands before the content of a page, and after it."""
-    head = element(
-        "head",
-        element("meta", charset="utf-8"),
-        element("meta", name="viewport", content="width=device-width, initial-scale=1"),
-        element("meta", name="color-scheme", content="light dark"),
-        element("title", f"{PAGES[path]} · minibroker"),
-        element("link", rel="icon", href="/static/icon.svg", type="image/svg+xml"),
-        element("link", rel="stylesheet", href="/static/console.css"),
-        element("script", src="/static/console.js", defer=True),
-    )
-    links = (
-        element("a", title, href=there, aria_current="page" if there == path else None)
-        for there, title in PAGES.items()
-    )
-    here = Markup("\0")
-    body = element(
-        "body",
-        element("a", "Skip to the content", class_="skip", href="#content"),
-        element(
-            "header",
-            element("strong", "minibroker"),
-            element("nav", links, aria_label="Pages"),
-            element("span", "not live: reload for news", id="connection", role="status"),
-        ),
-        element("main", element("h1", PAGES[path]), here, id="content"),
-        data_events=events,
-    )
-    before, _, after = ("<!doctype html>\n" + element("html", head, body, lang="en")).partition(here)
-    return before, after
-
-
-def notice(error: str | None, has_state: bool) -> Markup:
-    """Return the section that says that the cluster cannot be read."""
-    if error is None:
-        return _section("notice")
-    then = "The page shows the last known state." if has_state else "There is nothing to show yet."
-    return _section(
-        "notice", element("p", element("strong", "No broker answers. "), then), element("p", error), role="alert"
-    )
-
-
 # --- Overview --------------------------------------------------------------------------------------------------------
 
 
 def overview_sections(state: ClusterState | None, query: Query) -> Sections:
     if state is None:
-        return {name: _section(name) for name in ("summary", "brokers", "troubles", "partitions")}
+        return {name: section(name) for name in ("summary", "brokers", "troubles", "partitions")}
     view = overview(state, query)
     epoch = state.description.controller_epoch
     facts = [
@@ -147,16 +75,16 @@ def overview_sections(state: ClusterState | None, query: Query) -> Sections:
     partitions = [
         element("h2", heading),
         _internal_link(query, view.internal) if not query.topic else None,
-        _pager("/", query, view.page, view.pages, f"{view.selected:,} partitions"),
+        pager("/", query, view.page, view.pages, f"{view.selected:,} partitions"),
         _partition_table(view.partitions, view.brokers, heading) if view.partitions else element("p", empty),
     ]
     return {
-        "summary": _section(
+        "summary": section(
             "summary", element("dl", [element("div", element("dt", name), element("dd", text)) for name, text in facts])
         ),
-        "brokers": _section("brokers", element("h2", "Brokers"), _broker_table(view.brokers)),
-        "troubles": _section("troubles", *troubles),
-        "partitions": _section("partitions", *partitions),
+        "brokers": section("brokers", element("h2", "Brokers"), _broker_table(view.brokers)),
+        "troubles": section("troubles", *troubles),
+        "partitions": section("partitions", *partitions),
     }
 
 
@@ -168,13 +96,13 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
             element("td", f"{SYMBOLS[broker.state]} {STATES[broker.state]}", class_=broker.state),
             element("td", broker.address or "–"),
             element("td", "controller" if broker.is_controller else ""),
-            _number(broker.leads),
-            _number(broker.in_sync),
+            number(broker.leads),
+            number(broker.in_sync),
             element("td", f"{broker.out_of_sync:,}", class_="number out-of-sync" if broker.out_of_sync else "number"),
         )
         for broker in brokers
     ]
-    return _table("Brokers", ("Broker", "State", "Address", "Office", "Leads", "In sync", "Out of sync"), rows)
+    return table("Brokers", ("Broker", "State", "Address", "Office", "Leads", "In sync", "Out of sync"), rows)
 
 
 def _partition_table(partitions: Sequence[PartitionView], brokers: Sequence[BrokerView], label: str) -> Markup:
@@ -185,7 +113,7 @@ def _partition_table(partitions: Sequence[PartitionView], brokers: Sequence[Brok
         "Leader epoch",
         "Trouble",
     )
-    return _table(label, header, [_partition_row(each) for each in partitions])
+    return table(label, header, [_partition_row(each) for each in partitions])
 
 
 @lru_cache(maxsize=ROWS_KEPT)
@@ -194,8 +122,8 @@ def _partition_row(partition: PartitionView) -> Markup:
         "tr",
         element("th", str(partition.name), scope="row"),
         [_cell(cell) for cell in partition.cells],
-        _number(partition.end),
-        _number(partition.leader_epoch),
+        number(partition.end),
+        number(partition.leader_epoch),
         element(
             "td",
             element("strong", partition.trouble) if partition.trouble else None,
@@ -222,21 +150,24 @@ def _internal_link(query: Query, count: int) -> Markup | None:
 # --- Failovers -------------------------------------------------------------------------------------------------------
 
 
-def failover_sections(timeline: Timeline | None, stories: Sequence[Story], query: Query) -> Sections:
-    """`stories` are those of the query's topic, oldest first."""
+def failover_sections(
+    timeline: Timeline | None, stories: Sequence[Story], query: Query, faults: Sequence[Applied] = ()
+) -> Sections:
+    """`stories` are those of the query's topic, and `faults` those that this console has applied, the oldest first."""
     if timeline is None:
-        return {"missing": _section("missing"), "failovers": _section("failovers")}
+        return {"missing": section("missing"), "faults": section("faults"), "failovers": section("failovers")}
     missing = [
         element("li", f"The entries of broker {broker_id} are missing: {reason}")
         for broker_id, reason in timeline.missing.items()
     ]
-    number, pages, shown = page_of(stories[::-1], query.page, STORIES_A_PAGE)
-    told = [_story(story, is_open=story is stories[-1]) for story in shown]
+    at, pages, shown = page_of(stories[::-1], query.page, STORIES_A_PAGE)
+    told = [_story(story, story is stories[-1], causes_of(story, faults)) for story in shown]
     return {
-        "missing": _section("missing", element("ul", missing) if missing else None),
-        "failovers": _section(
+        "missing": section("missing", element("ul", missing) if missing else None),
+        "faults": section("faults", _fault_table(faults, stories)),
+        "failovers": section(
             "failovers",
-            _pager("/failovers", query, number, pages, counted(len(stories), "failover")),
+            pager("/failovers", query, at, pages, counted(len(stories), "failover")),
             _LEGEND if told else None,
             told or element("p", "No failover is recorded: no broker was lost, and the controller never changed."),
         ),
@@ -256,14 +187,40 @@ _LEGEND = element(
 )
 
 
-def _story(story: Story, is_open: bool) -> Markup:
+def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content:
+    if not faults:
+        return None
+    rows = []
+    for fault in faults[: -FAULTS_SHOWN - 1 : -1]:
+        links = [
+            element("li", element("a", capitalized(story.title), href=f"#failover-{story.began_ms}"))
+            for story in consequences_of(fault, stories)
+        ]
+        rows.append(
+            element(
+                "tr",
+                element("td", clock_time(fault.at_ms), class_="number"),
+                element("th", fault.command, scope="row"),
+                element(
+                    "td", "under way" if fault.said is None else fault.said, class_="dead" if fault.failed else None
+                ),
+                element("td", element("ul", links) if links else "–"),
+            )
+        )
+    return [
+        element("h2", "Faults from this console"),
+        table("Faults from this console", ("Time", "Command", "Outcome", "Followed by"), rows),
+    ]
+
+
+def _story(story: Story, is_open: bool, causes: Sequence[tuple[Applied, float]]) -> Markup:
     identity = f"failover-{story.began_ms}"
     steps = [
         element(
             "tr",
-            _number(index),
+            number(index),
             element("td", f"+{milliseconds(step.at_ms)}", class_="number"),
-            _number(step.broker),
+            number(step.broker),
             element(
                 "td",
                 step.text,
@@ -274,14 +231,24 @@ def _story(story: Story, is_open: bool) -> Markup:
     ]
     return element(
         "article",
-        element("h2", story.title[:1].upper() + story.title[1:], id=identity),
+        element("h2", capitalized(story.title), id=identity),
         element("p", f"{date_and_time(story.began_ms)}", class_="when"),
+        [
+            element(
+                "p",
+                "Applied from this console: ",
+                element("code", fault.command),
+                f", {milliseconds(abs(at_ms))} {'before the first step' if at_ms <= 0 else 'after it began'}",
+                class_="cause",
+            )
+            for fault, at_ms in causes
+        ],
         element("p", story.ending(), class_="bad" if story.leaderless else None),
         element("div", drawing(story), class_="scroll", tabindex=0, role="region", aria_label="Time axis"),
         element(
             "details",
             element("summary", f"{counted(len(story.steps), 'step')} in words"),
-            _table("Steps", ("Step", "Time", "By broker", "What happened"), steps),
+            table("Steps", ("Step", "Time", "By broker", "What happened"), steps),
             id=f"steps-{story.began_ms}",
             open=is_open,
         ),
@@ -294,15 +261,15 @@ def _story(story: Story, is_open: bool) -> Markup:
 
 def group_sections(groups: Groups | None, query: Query) -> Sections:
     if groups is None:
-        return {"failed": _section("failed"), "groups": _section("groups")}
+        return {"failed": section("failed"), "groups": section("groups")}
     problems = [f"Group {group} could not be read: {error}" for group, error in groups.failed.items()]
     problems += [f"Broker {broker} did not list its groups." for broker in groups.silent]
-    number, pages, _ = page_of(range(groups.selected), query.page, GROUPS_A_PAGE)
+    at, pages, _ = page_of(range(groups.selected), query.page, GROUPS_A_PAGE)
     return {
-        "failed": _section("failed", element("ul", [element("li", text) for text in problems]) if problems else None),
-        "groups": _section(
+        "failed": section("failed", element("ul", [element("li", text) for text in problems]) if problems else None),
+        "groups": section(
             "groups",
-            _pager("/groups", query, number, pages, counted(groups.selected, "group")),
+            pager("/groups", query, at, pages, counted(groups.selected, "group")),
             [_group(each) for each in groups.details]
             or element("p", "There is no consumer group." if groups.selected == 0 else None),
         ),
@@ -329,9 +296,9 @@ def _group(details: GroupDetails) -> Markup:
             "tr",
             element("th", str(each.partition), scope="row"),
             element("td", names.get(each.member_id, "–") if each.member_id else "–"),
-            _number(None if each.committed is None else each.committed.offset),
-            _number(each.end_offset),
-            _number(each.lag),
+            number(None if each.committed is None else each.committed.offset),
+            number(each.end_offset),
+            number(each.lag),
         )
         for each in details.partitions[:LAGS_A_PAGE]
     ]
@@ -341,8 +308,8 @@ def _group(details: GroupDetails) -> Markup:
         "article",
         element("h2", group.group),
         element("p", " · ".join(facts)),
-        _table("Members", ("Client", "Member", "Host", "Partitions", "Lag"), members) if members else None,
-        _table("Partitions", header, lags) if lags else None,
+        table("Members", ("Client", "Member", "Host", "Partitions", "Lag"), members) if members else None,
+        table("Partitions", header, lags) if lags else None,
         element("p", f"and {rest:,} more partitions: `minibroker groups describe` shows all") if rest else None,
     )
 
@@ -355,67 +322,6 @@ def _member(member: MemberDescription, partitions: Sequence[PartitionLag]) -> Ma
         element("th", member.client_id, scope="row"),
         element("td", f"{member.member_id}{static}"),
         element("td", member.client_host),
-        _number(None if member.partitions is None else len(member.partitions)),
-        _number(sum(max(0, lag) for lag in lags) if lags else None),
+        number(None if member.partitions is None else len(member.partitions)),
+        number(sum(max(0, lag) for lag in lags) if lags else None),
     )
-
-
-# --- Parts -----------------------------------------------------------------------------------------------------------
-
-
-def _section(name: str, *contents: Content, **attributes: str) -> Markup:
-    return element("section", *contents, id=f"section-{name}", **attributes)
-
-
-def _table(label: str, header: Sequence[str], rows: Sequence[Markup]) -> Markup:
-    """Return a table that scrolls by itself, also by keyboard, if the window is narrow."""
-    table = element(
-        "table",
-        element(
-            "thead",
-            element(
-                "tr",
-                [element("th", name, scope="col", class_="number" if name in NUMBERS else None) for name in header],
-            ),
-        ),
-        element("tbody", rows),
-    )
-    return element("div", table, class_="scroll", tabindex=0, role="region", aria_label=label)
-
-
-def _number(value: int | None) -> Markup:
-    return element("td", "–" if value is None else f"{value:,}", class_="number")
-
-
-def topic_form(path: str, query: Query, topics: Iterable[str]) -> Markup:
-    """Return the filter, which stands outside the sections, so that news do not disturb typing."""
-    return element(
-        "form",
-        element(
-            "label", "Topic ", element("input", name="topic", value=query.topic, list="topics", autocomplete="off")
-        ),
-        element("datalist", [element("option", value=name) for name in topics], id="topics"),
-        element("button", "Show"),
-        element("a", "all topics", href=path) if query.topic else None,
-        action=path,
-        role="search",
-    )
-
-
-def _pager(path: str, query: Query, number: int, pages: int, count: str) -> Markup:
-    if pages == 1:
-        return element("p", count)
-    links: list[Content] = [f"{count}, page {number} of {pages}"]
-    if number > 1:
-        links.append(element("a", "previous page", href=address(path, query._replace(page=number - 1)), rel="prev"))
-    if number < pages:
-        links.append(element("a", "next page", href=address(path, query._replace(page=number + 1)), rel="next"))
-    return element("p", [markup(link, " ") for link in links], class_="pager")
-
-
-def address(path: str, query: Query) -> str:
-    """Return the address of a page with this query."""
-    chosen = {"topic": query.topic, "group": query.group}
-    chosen |= {"page": str(query.page) if query.page > 1 else "", "internal": "1" if query.internal else ""}
-    text = urlencode({name: value for name, value in chosen.items() if value})
-    return f"{path}?{text}" if text else path

@@ -3,6 +3,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from typing import Final, Literal, NamedTuple
 
 from minibroker.deploy.errors import hidden_from_pytest
@@ -57,6 +58,20 @@ class MalformedWho(MinibrokerError, ValueError):
 
 def name_of(member: Member) -> str:
     return "ZooKeeper" if isinstance(member, str) else f"broker {member}"
+
+
+def acted(action: str, members: Iterable[Member]) -> str:
+    """Return what a command has done, in words."""
+    return f"{action}: {', '.join(map(name_of, members)) or 'nothing to do'}"
+
+
+def choice_of(who: Who) -> str | None:
+    """Return how a coordinator follows from its name; None for other members."""
+    if isinstance(who, CoordinatorOf):
+        return f"the hash of the name {who.group!r} chooses this broker, whether or not the group exists"
+    if isinstance(who, TransactionsOf):
+        return f"the hash of the id {who.transactional_id!r} chooses this broker, whether or not a producer has it"
+    return None
 
 
 def parse_who(text: str) -> Who:

@@ -40,12 +40,24 @@ function replace(html) {
     if (same !== null) same.open = details.open;
   }
   const scrolled = [...old.querySelectorAll(".scroll")].map((box) => box.scrollLeft);
-  const focusable = "a, summary, [tabindex]";
+  const focusable = "a, button, summary, [tabindex]";
   const focused = [...old.querySelectorAll(focusable)].indexOf(document.activeElement);
   old.replaceWith(fresh);
   fresh.querySelectorAll(".scroll").forEach((box, index) => (box.scrollLeft = scrolled[index] ?? 0));
   if (focused >= 0) fresh.querySelectorAll(focusable)[focused]?.focus({ preventScroll: true });
 }
+
+// A command leaves the page where it is; the event stream shows what it does. Without this, the form goes back to it.
+document.addEventListener("submit", async (event) => {
+  const form = event.target;
+  if (form.method !== "post") return;
+  event.preventDefault();
+  const body = new URLSearchParams(new FormData(form, event.submitter));
+  const answer = await fetch(form.getAttribute("action"), { method: "POST", body, redirect: "manual" }).catch(() => null);
+  if (answer === null) return say("○ the console does not answer", false);
+  const refusal = answer.type === "opaqueredirect" ? "" : await answer.text();
+  document.getElementById("refusal").textContent = refusal;
+});
 
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : follow()));
 follow();

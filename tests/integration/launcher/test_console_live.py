@@ -9,6 +9,7 @@ import subprocess
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from urllib.parse import urlencode
 
 import pytest
 
@@ -25,9 +26,9 @@ def minibroker(tmp_path: Path) -> Iterator[Shell]:
 class Console:
     """The process, and requests to it."""
 
-    def __init__(self, shell: Shell) -> None:
+    def __init__(self, shell: Shell, *options: str) -> None:
         self._streams: list[News] = []
-        self.process: subprocess.Popen[bytes] = start(["console", "--port", "0"], shell.directory)
+        self.process: subprocess.Popen[bytes] = start(["console", "--port", "0", *options], shell.directory)
         assert self.process.stdout is not None
         address = self.process.stdout.readline().decode().strip()
         assert address.startswith("http://127.0.0.1:"), self._ended()
@@ -45,6 +46,16 @@ class Console:
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
         connection.request("GET", path)
         return connection
+
+    def command(self, page: str, **fields: str) -> None:
+        """Press a button of a page."""
+        token = page.partition('name="token" value="')[2].partition('"')[0]
+        connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
+        origin = {"Origin": f"http://127.0.0.1:{self._port}", "Content-Type": "application/x-www-form-urlencoded"}
+        connection.request("POST", "/faults", urlencode({"token": token, **fields}), origin)
+        answer = connection.getresponse()
+        assert answer.status == 303, answer.read()
+        connection.close()
 
     def news(self, path: str) -> News:
         self._streams.append(News(self, path))
@@ -120,6 +131,34 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
 
     # With both streams open, Ctrl-C ends the console at once.
     assert console.interrupt() == (130, "")
+
+
+@pytest.mark.slow
+def test_buttons_break_and_mend_the_cluster_and_failovers_name_them(minibroker: Shell) -> None:
+    console = Console(minibroker, "--allow-faults")
+    try:
+        page, states, failovers = (
+            console.page("/faults"),
+            console.news("/events/faults"),
+            console.news("/events/failovers"),
+        )
+        states.until("members", "✓ running")
+        console.command(page, action="kill", who="leader:orders-0")
+        said = states.until("applied", "kill: broker ")
+        killed = said.partition("kill: broker ")[2][0]
+        states.until("members", "✗ not running")
+        failovers.until("failovers", f"Broker {killed} was lost", "kill leader:orders-0", "before the first step")
+        failovers.until("faults", "kill leader:orders-0", f"Broker {killed} was lost")
+        console.command(page, action="start", who=killed)
+        states.until("applied", f"start: broker {killed}")
+        console.command(page, action="resume", who=killed)
+        states.until("applied", f"broker {killed} is not paused")
+        for action, state in {"pause": "? paused", "resume": "✓ running", "stop": "✗ not running"}.items():
+            console.command(page, action=action, who=killed)
+            states.until("applied", f"{action}: broker {killed}")
+            states.until("members", state)
+    finally:
+        console.close()
 
 
 @pytest.mark.slow

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -15,6 +17,7 @@ from minibroker.client.errors import Closed, InvalidSetting
 from minibroker.deploy.console import command, reading
 from minibroker.deploy.console.command import listen
 from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
+from minibroker.deploy.console.faults import Faults
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.shared import MAX_KEPT, NOT_IN_TIME, Pace, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
@@ -65,9 +68,9 @@ class Cluster:
         return Groups((), {}, 0, ())
 
 
-def _console(cluster: Cluster) -> Console:
+def _console(cluster: Cluster, faults: Faults | None = None) -> Console:
     reader: Any = cluster
-    return Console(reader, UNHURRIED)
+    return Console(reader, faults, UNHURRIED)
 
 
 def _application(cluster: Cluster) -> Starlette:
@@ -78,14 +81,21 @@ class Request:
     """A request to an ASGI application, and what it has sent so far."""
 
     def __init__(
-        self, application: Starlette, path: str, host: str | None = "127.0.0.1:8080", method: str = "GET"
+        self,
+        application: Starlette,
+        path: str,
+        host: str | None = "127.0.0.1:8080",
+        method: str = "GET",
+        headers: Mapping[str, str] = MappingProxyType({}),
+        body: bytes = b"",
     ) -> None:
         path, _, query = path.partition("?")
         self.status = 0
         self.headers: dict[str, str] = {}
         self.body = b""
         self._left = asyncio.Event()
-        headers = [] if host is None else [(b"host", host.encode())]
+        self._given: bytes | None = body
+        given = ([] if host is None else [("host", host)]) + list(headers.items())
         scope: Scope = {
             "type": "http",
             "method": method,
@@ -93,7 +103,7 @@ class Request:
             "raw_path": path.encode(),
             "root_path": "",
             "query_string": query.encode(),
-            "headers": headers,
+            "headers": [(name.encode(), value.encode()) for name, value in given],
             "http_version": "1.1",
             "scheme": "http",
             "server": ("127.0.0.1", 8080),
@@ -102,6 +112,9 @@ class Request:
         self.task = asyncio.create_task(application(scope, self._receive, self._send))
 
     async def _receive(self) -> Message:
+        if self._given is not None:
+            given, self._given = self._given, None
+            return {"type": "http.request", "body": given, "more_body": False}
         await self._left.wait()
         return {"type": "http.disconnect"}
 

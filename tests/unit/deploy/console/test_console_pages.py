@@ -17,6 +17,7 @@ from minibroker.client.settings import Address
 from minibroker.deploy.console import pages
 from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
 from minibroker.deploy.console.markup import Markup, element, markup
+from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions
 from minibroker.protocol.model import TopicPartition
@@ -46,6 +47,11 @@ def _state(*topics: TopicDescription, alive: Sequence[int] = (1, 2, 3), silent: 
 def _story(*steps: tuple[float, int, str], led_ms: float | None = 100.0, title: str = "broker 1 was lost") -> Story:
     told = tuple(Step(at_ms, broker, 2, event, f"step of {event}") for at_ms, broker, event in steps)
     return Story(title, 1_795_343_400_000, told, 1, (), led_ms, led_ms)
+
+
+def _page(path: str, sections: Sections, events: str, form: Markup | None = None) -> str:
+    before, after = frame(path, events, {path: EVIL})
+    return before + content(sections, form) + after
 
 
 def _is_well_formed(html: str) -> bool:
@@ -89,8 +95,8 @@ def test_no_page_runs_what_strangers_have_named() -> None:
         "/groups": pages.group_sections(groups, Query()),
     }
     for path, sections in shown.items():
-        form = pages.topic_form(path, Query(topic=EVIL), [EVIL])
-        html = pages.page(path, {"notice": pages.notice(EVIL, True), **sections}, f"/events?{EVIL}", form)
+        form = topic_form(path, Query(topic=EVIL), [EVIL])
+        html = _page(path, {"notice": notice(EVIL, True), **sections}, f"/events?{EVIL}", form)
         assert "<script>" not in html
         assert "alert(&#x27;1" in html
         assert _is_well_formed(html)
@@ -98,7 +104,7 @@ def test_no_page_runs_what_strangers_have_named() -> None:
 
 def test_pages_have_no_inline_style_or_script_and_load_nothing_from_elsewhere() -> None:
     sections = pages.failover_sections(Timeline(1, [], {}), [_story((0.0, 1, "BrokerSuspected"))], Query())
-    html = pages.page("/failovers", sections, "/events/failovers")
+    html = _page("/failovers", sections, "/events/failovers")
     assert re.findall(r"\bstyle=|<style|\bon\w+=|javascript:", html) == []
     assert all(address.startswith(("/", "#")) for address in re.findall(r'(?:href|src|action)="([^"]*)"', html))
     assert re.findall(r"<script[^>]*>", html) == ['<script src="/static/console.js" defer>']
@@ -185,9 +191,9 @@ def test_ends_are_read_of_the_partitions_on_the_page_and_of_those_in_trouble() -
 
 
 def test_a_cluster_that_does_not_answer_keeps_its_last_state_on_the_page() -> None:
-    assert "last known state" in pages.notice("no answer", True)
-    assert "nothing to show yet" in pages.notice("no answer", False)
-    assert pages.notice(None, True) == '<section id="section-notice"></section>'
+    assert "last known state" in notice("no answer", True)
+    assert "nothing to show yet" in notice("no answer", False)
+    assert notice(None, True) == '<section id="section-notice"></section>'
     none_yet = pages.overview_sections(None, Query())
     assert none_yet.keys() == pages.overview_sections(_state(), Query()).keys()
 

@@ -1,0 +1,206 @@
+"""The console's buttons: who may press them, and what they do."""
+
+from __future__ import annotations
+
+import threading
+from collections.abc import Mapping
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlencode
+
+import pytest
+
+from minibroker.client.cli.terminal.output import UsageError
+from minibroker.client.cli.timelines.story import Step, Story
+from minibroker.deploy.console import command, pages
+from minibroker.deploy.console.fault_page import fault_sections, who_form
+from minibroker.deploy.console.faults import MAX_AT_ONCE, Applied, Faults, MemberState, causes_of, consequences_of
+from minibroker.deploy.console.state import Timeline
+from minibroker.deploy.console.views import Query
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.who import BrokerId, Controller, CoordinatorOf, Member, Who
+from tests.unit.deploy.console.test_console_edge import Cluster, Request, _console
+from tests.waiting import until
+
+OWN = {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}
+
+
+class Local:
+    """Records the commands of a LocalCluster."""
+
+    def __init__(self) -> None:
+        self.commands: list[tuple[str, Who]] = []
+        self.may_end = threading.Event()
+        self.may_end.set()
+
+    def kill(self, who: Who) -> list[Member]:
+        self.commands.append(("kill", who))
+        self.may_end.wait()
+        return [2]
+
+    def stop(self, who: Who) -> list[Member]:
+        self.commands.append(("stop", who))
+        return [3]
+
+    def pause(self, who: Who) -> list[Member]:
+        raise LaunchError("broker 9 does not exist: the cluster has brokers 1 to 3")
+
+    def handed_over(self, broker_id: int) -> str:
+        return "handed over 4 leaders"
+
+
+def _faults(local: Local) -> Faults:
+    cluster: Any = local
+    return Faults(cluster)
+
+
+class Buttons:
+    def __init__(self) -> None:
+        self.local = Local()
+        self.faults = _faults(self.local)
+        self.application = _console(Cluster(), self.faults).application("127.0.0.1")
+
+    async def press(
+        self,
+        action: str,
+        who: str,
+        headers: Mapping[str, str] = OWN,
+        token: str | None = None,
+        host: str = "127.0.0.1:8080",
+    ) -> Request:
+        form = {"action": action, "who": who, "token": self.faults.token if token is None else token}
+        body = urlencode(form).encode()
+        return await Request(self.application, "/faults", host, "POST", headers, body).ended()
+
+
+async def test_a_command_says_what_it_did_and_its_page_shows_that() -> None:
+    buttons = Buttons()
+    buttons.local.may_end.clear()
+    answer = await buttons.press("kill", "controller")
+    assert (answer.status, answer.headers["location"]) == (303, "/faults")
+    assert [each.said for each in buttons.faults.applied] == [None]
+    buttons.local.may_end.set()
+    await until(lambda: buttons.faults.applied[0].said is not None)
+    assert buttons.faults.applied[0].said == "kill: broker 2"
+    assert buttons.local.commands == [("kill", Controller())]
+    await buttons.press("stop", "coordinator:billing")
+    await until(lambda: buttons.faults.applied[1].said is not None)
+    assert buttons.faults.applied[1].said == (
+        "stop: broker 3; the hash of the name 'billing' chooses this broker, whether or not the group exists; "
+        "broker 3: handed over 4 leaders"
+    )
+    assert buttons.local.commands[1] == ("stop", CoordinatorOf("billing"))
+
+
+async def test_a_command_that_fails_says_why() -> None:
+    buttons = Buttons()
+    await buttons.press("pause", "9")
+    await until(lambda: buttons.faults.applied[0].failed)
+    assert "does not exist" in (buttons.faults.applied[0].said or "")
+
+
+@pytest.mark.parametrize(
+    "headers",
+    [
+        {},
+        {"origin": "null"},
+        {"origin": "http://evil.example"},
+        {"origin": "http://127.0.0.1:9999"},
+        {"origin": "https://127.0.0.1:8080"},
+        {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "cross-site"},
+        {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-site"},
+    ],
+)
+async def test_pages_of_other_origins_break_nothing(headers: dict[str, str]) -> None:
+    buttons = Buttons()
+    assert (await buttons.press("kill", "all", headers)).status == 403
+    assert buttons.faults.applied == []
+
+
+@pytest.mark.parametrize("token", ["", "guessed", "\u20ac"])
+async def test_a_command_needs_the_token_of_the_page(token: str) -> None:
+    buttons = Buttons()
+    assert (await buttons.press("kill", "all", token=token)).status == 403
+    assert buttons.faults.applied == []
+
+
+async def test_a_rebound_name_and_a_huge_form_break_nothing() -> None:
+    buttons = Buttons()
+    rebound = {"origin": "http://evil.example:8080", "sec-fetch-site": "same-origin"}
+    assert (await buttons.press("kill", "all", rebound, host="evil.example:8080")).status == 421
+    assert (await buttons.press("kill", "x" * 5_000)).status == 403
+    assert buttons.faults.applied == []
+
+
+@pytest.mark.parametrize(("action", "who"), [("explode", "1"), ("kill", "somebody"), ("kill", ""), ("__init__", "1")])
+async def test_a_command_of_other_words_is_refused_with_the_words_that_exist(action: str, who: str) -> None:
+    answer = await Buttons().press(action, who)
+    assert answer.status == 400
+    assert b"give " in answer.body
+
+
+async def test_commands_under_way_have_a_limit() -> None:
+    local = Local()
+    local.may_end.clear()
+    faults = _faults(local)
+    for _ in range(MAX_AT_ONCE):
+        faults.apply("kill", "1")
+    with pytest.raises(LaunchError, match="under way already"):
+        faults.apply("kill", "1")
+    local.may_end.set()
+    await until(lambda: all(each.said for each in faults.applied))
+    assert local.commands == [("kill", BrokerId(1))] * MAX_AT_ONCE
+
+
+async def test_without_the_option_there_are_neither_buttons_nor_commands() -> None:
+    application = _console(Cluster()).application("127.0.0.1")
+    for method in ("GET", "POST"):
+        assert (await Request(application, "/faults", method=method, headers=OWN).ended()).status == 404
+    assert b"Faults" not in (await Request(application, "/").ended()).body
+
+
+@pytest.mark.parametrize("host", ["0.0.0.0", "10.0.0.7", "::", "broker.example"])
+def test_faults_are_allowed_at_a_loopback_address_only(host: str) -> None:
+    with pytest.raises(UsageError, match="no password"):
+        command.console(port=0, host=host, bootstrap=None, data=Path("none"), allow_faults=True)
+
+
+def test_faults_are_allowed_for_a_cluster_of_this_machine_only() -> None:
+    with pytest.raises(UsageError, match="not by --bootstrap"):
+        command.console(port=0, host="127.0.0.1", bootstrap="127.0.0.1:9092", data=Path("none"), allow_faults=True)
+
+
+def _story(began_ms: int, *at_ms: float) -> Story:
+    return Story(
+        "broker 2 was lost", began_ms, tuple(Step(at, 1, 2, "Startup", "s") for at in at_ms), 1, (), 90.0, 90.0
+    )
+
+
+def test_a_failover_names_the_faults_before_and_during_it() -> None:
+    story = _story(100_000, 0.0, 500.0)
+    faults = [
+        Applied(1, 69_000, "kill", "3", "kill: broker 3"),
+        Applied(2, 99_960, "kill", "2", "kill: broker 2"),
+        Applied(3, 99_970, "kill", "9", "there is no broker 9", failed=True),
+        Applied(4, 99_980, "start", "3", "start: broker 3"),
+        Applied(5, 100_200, "pause", "1", None),
+        Applied(6, 100_600, "kill", "1", "kill: broker 1"),
+    ]
+    assert [(fault.number, at_ms) for fault, at_ms in causes_of(story, faults)] == [(2, -40), (5, 200)]
+    assert consequences_of(faults[1], [_story(50_000, 0.0), story]) == [story]
+    shown = pages.failover_sections(Timeline(1, [], {}), [story], Query(), faults)
+    assert "Applied from this console: <code>kill 2</code>, 40 ms before the first step" in shown["failovers"]
+    assert "<code>pause 1</code>, 200 ms after it began" in shown["failovers"]
+    assert '<a href="#failover-100000">Broker 2 was lost</a>' in shown["faults"]
+
+
+def test_buttons_and_states_have_names_and_what_was_said_is_escaped() -> None:
+    members = (MemberState("1", "broker 1", "paused"), MemberState("zookeeper", "ZooKeeper", "running"))
+    sections = fault_sections(members, [Applied(1, 0, "kill", "<b>", "<i>", failed=True)], "secret")
+    assert "? paused" in sections["members"]
+    assert 'aria-label="resume broker 1"' in sections["members"]
+    assert 'value="secret"' in sections["members"]
+    assert "&lt;i&gt;" in sections["applied"]
+    assert "<b>" not in sections["applied"]
+    assert 'value="secret"' in who_form("secret")
+    assert "kill the controller" in fault_sections(None, [], "secret")["members"]
