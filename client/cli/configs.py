@@ -44,13 +44,14 @@ app = typer.Typer(
     help="Show and change settings of topics and brokers, and quotas of users and clients.", no_args_is_help=True
 )
 
-_SOURCES = {
+SOURCES = {
     ConfigSource.DYNAMIC_TOPIC_CONFIG: "topic",
     ConfigSource.DYNAMIC_BROKER_CONFIG: "broker, while it runs",
     ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "all brokers, while they run",
     ConfigSource.STATIC_BROKER_CONFIG: "broker, when it started",
     ConfigSource.DEFAULT_CONFIG: "default",
 }
+"""Where a value comes from."""
 
 
 @app.command()
@@ -100,7 +101,7 @@ def describe(
                 (
                     entry.name,
                     "(secret)" if entry.is_sensitive else entry.value,
-                    _SOURCES[entry.source],
+                    SOURCES[entry.source],
                     "without effect" if entry.is_without_effect else not entry.is_read_only,
                 )
                 for entry in shown

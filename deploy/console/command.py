@@ -42,7 +42,7 @@ def console(
         typer.Option("--allow-faults", help="Add buttons that kill, pause, stop and start the cluster's processes."),
     ] = False,
 ) -> None:
-    """Serve pages that show the cluster in a browser, live and read-only: partitions, failovers, groups.
+    """Serve pages that show the cluster in a browser, live: partitions, failovers, groups, records, settings.
 
     With --allow-faults, a page breaks the cluster of this machine, as `minibroker kill` and its siblings do.
 

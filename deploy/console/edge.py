@@ -33,11 +33,12 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minibroker.client.cli.timelines.story import Story, failovers
-from minibroker.deploy.console import fault_page, pages
+from minibroker.deploy.console import fault_page, pages, record_page
 from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
 from minibroker.deploy.console.markup import Markup
 from minibroker.deploy.console.parts import Sections, address, content, frame, notice, topic_form
 from minibroker.deploy.console.reading import Reader
+from minibroker.deploy.console.records import AUTO, FORMATS, RecordReading, Records
 from minibroker.deploy.console.shared import Pace, Reading, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
@@ -49,6 +50,8 @@ T = TypeVar("T")
 
 EVERY_S = 0.5
 GROUPS_EVERY_S = 1.0
+RECORDS_EVERY_S = 1.0
+SETTINGS_EVERY_S = 5.0
 PLAIN_PAGE_WITHIN_S = 2.5
 """A page that has no new reading by then shows the last state and says so; its event stream brings the next."""
 KEEP_ALIVE_S = 10.0
@@ -61,7 +64,16 @@ FORM_WITHIN_S = 10.0
 MAX_FORM_BYTES = 4_096
 MAX_TOPIC = 249
 MAX_GROUP = 1_000
-TITLES = {"/": "Overview", "/failovers": "Failovers", "/groups": "Groups", fault_page.PATH: "Faults"}
+MAX_NUMBER = 20
+MAX_TIME = 40
+TITLES = {
+    "/": "Overview",
+    "/failovers": "Failovers",
+    "/groups": "Groups",
+    record_page.RECORDS: "Records",
+    record_page.SETTINGS: "Settings",
+    fault_page.PATH: "Faults",
+}
 STATIC = {"console.css": "text/css", "console.js": "text/javascript", "icon.svg": "image/svg+xml"}
 
 HEADERS = {
@@ -149,11 +161,18 @@ class Console:
         def of_groups(query: Query) -> Shared[Groups]:
             return Shared(lambda: reader.groups(query), GROUPS_EVERY_S, pace=pace)
 
+        def of_records(query: Query) -> Shared[Records]:
+            reading = RecordReading(query)
+            return Shared(lambda: reader.records(reading), RECORDS_EVERY_S, pace=pace)
+
+        def of_settings(query: Query) -> Shared[record_page.Settings]:
+            return Shared(lambda: reader.settings(query), SETTINGS_EVERY_S, pace=pace)
+
         self._views: dict[str, View[Any]] = {
             "/": View(
                 Readings(of_cluster),
                 pages.overview_sections,
-                _as_it_is,
+                lambda query: Query(topic=query.topic, page=query.page, internal=query.internal),
                 lambda state, query: topic_form("/", query, topics_of_cluster(state)),
             ),
             "/failovers": View(
@@ -167,6 +186,18 @@ class Console:
                 Readings(of_groups), pages.group_sections, lambda query: Query(group=query.group, page=query.page)
             ),
         }
+        self._views[record_page.RECORDS] = View(
+            Readings(of_records),
+            record_page.record_sections,
+            lambda query: query._replace(form=AUTO),
+            lambda records, query: record_page.record_form(() if records is None else records.topics, query),
+        )
+        self._views[record_page.SETTINGS] = View(
+            Readings(of_settings),
+            record_page.settings_sections,
+            lambda query: Query(topic=query.topic, broker=query.broker),
+            lambda settings, query: record_page.settings_form(() if settings is None else settings.topics, query),
+        )
         if faults is not None:
 
             def of_members(_: Query) -> Shared[tuple[MemberState, ...]]:
@@ -316,10 +347,6 @@ def _events_of(path: str) -> str:
     return f"/events{path.rstrip('/')}"
 
 
-def _as_it_is(query: Query) -> Query:
-    return query
-
-
 def _event(sections: Sections) -> bytes:
     return b"event: sections\ndata: " + msgspec.json.encode(list(map(str, sections.values()))) + b"\n\n"
 
@@ -361,4 +388,8 @@ def query_of(request: Request) -> Query:
         given.get("group", "")[:MAX_GROUP],
         int(page) if page.isascii() and page.isdigit() and len(page) < 8 else 1,
         given.get("internal") == "1",
+        given.get("partition", "").strip()[:MAX_NUMBER],
+        given.get("start", "").strip()[:MAX_TIME],
+        form if (form := given.get("form", AUTO)) in FORMATS else AUTO,
+        given.get("broker", "")[:MAX_NUMBER],
     )

@@ -106,15 +106,19 @@ def topic_form(path: str, query: Query, topics: Iterable[str]) -> Markup:
     """Return the filter, which stands outside the sections, so that news do not disturb typing."""
     return element(
         "form",
-        element(
-            "label", "Topic ", element("input", name="topic", value=query.topic, list="topics", autocomplete="off")
-        ),
-        element("datalist", [element("option", value=name) for name in topics], id="topics"),
+        topic_input(query.topic, topics),
         element("button", "Show"),
         element("a", "all topics", href=path) if query.topic else None,
         action=path,
         role="search",
     )
+
+
+def topic_input(topic: str, topics: Iterable[str]) -> Content:
+    return [
+        element("label", "Topic ", element("input", name="topic", value=topic, list="topics", autocomplete="off")),
+        element("datalist", [element("option", value=name) for name in topics], id="topics"),
+    ]
 
 
 def pager(path: str, query: Query, at: int, pages: int, count: str) -> Markup:
@@ -130,9 +134,9 @@ def pager(path: str, query: Query, at: int, pages: int, count: str) -> Markup:
 
 def address(path: str, query: Query) -> str:
     """Return the address of a page with this query."""
-    chosen = {"topic": query.topic, "group": query.group}
-    chosen |= {"page": str(query.page) if query.page > 1 else "", "internal": "1" if query.internal else ""}
-    text = urlencode({name: value for name, value in chosen.items() if value})
+    none = Query()
+    chosen = {name: value for name, value in query._asdict().items() if value != getattr(none, name)}
+    text = urlencode({name: int(value) if isinstance(value, bool) else value for name, value in chosen.items()})
     return f"{path}?{text}" if text else path
 
 

@@ -10,7 +10,7 @@ offsets of each group cost its coordinator a write.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 
 from minibroker.client.admin import Admin
@@ -21,19 +21,29 @@ from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_offsets, topics_of
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.timelines.timeline import entries_in_files, entries_of_all
-from minibroker.client.errors import BrokersFailed
+from minibroker.client.consumer import Consumer
+from minibroker.client.errors import BrokersFailed, InvalidSetting
 from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.deploy.console.record_page import ALL_BROKERS, Settings
+from minibroker.deploy.console.records import (
+    MAX_ANSWER_BYTES,
+    MAX_BUFFER_BYTES,
+    MAX_PARTITION_BYTES,
+    RecordReading,
+    Records,
+)
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, page_of, shown_partitions
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
+CLIENT_ID = "minibroker-console"
 ANSWER_WITHIN_S = 1.0
 API_TIMEOUT_MS = 1_500
 """A request that one hanging broker has not answered in `ANSWER_WITHIN_S` can still be answered by another."""
 MAX_ENTRIES = 2_000
 """As many entries of each broker's timeline are kept as the broker itself keeps."""
-_CLUSTER, _TIMELINE, _GROUPS = "cluster", "timeline", "groups"
+_CLUSTER, _TIMELINE, _GROUPS, _RECORDS, _SETTINGS = "cluster", "timeline", "groups", "records", "settings"
 _MIN_ISR = "min.insync.replicas"
 _TOPICS_AT_A_TIME = 100
 _GROUPS_AT_A_TIME = 16
@@ -150,11 +160,58 @@ class Reader:
             details.append(GroupDetails(described[group], tuple(lags)))
         return Groups(tuple(details), errors | more_errors, len(selected), silent)
 
+    async def records(self, reading: RecordReading) -> Records:
+        """Raises MinibrokerError if no broker answers."""
+        admin = await self._open(_RECORDS)
+        try:
+            return await reading.read(admin, self._consumer)
+        except MinibrokerError:
+            await self._drop(_RECORDS)
+            raise
+
+    def _consumer(self, partitions: Sequence[TopicPartition]) -> Consumer:
+        return Consumer(
+            self._servers(),
+            partitions=partitions,
+            client_id=CLIENT_ID,
+            max_partition_fetch_bytes=MAX_PARTITION_BYTES,
+            fetch_max_bytes=MAX_ANSWER_BYTES,
+            fetch_max_buffer_bytes=MAX_BUFFER_BYTES,
+            request_timeout_ms=ANSWER_WITHIN_S * 1_000,
+            default_api_timeout_ms=API_TIMEOUT_MS,
+            **security.chosen(),
+        )
+
+    async def settings(self, query: Query) -> Settings:
+        """Return the settings of the query's topic or broker, or of the first broker. Raises MinibrokerError if no
+        broker answers."""
+        admin = await self._open(_SETTINGS)
+        try:
+            brokers = tuple(broker.id for broker in (await admin.describe_cluster()).brokers)
+            topics = tuple(await admin.list_topics())
+        except MinibrokerError:
+            await self._drop(_SETTINGS)
+            raise
+        if query.topic:
+            resource = ConfigResource.of_topic(query.topic)
+        elif query.broker == ALL_BROKERS:
+            resource = ConfigResource.of_all_brokers()
+        else:
+            chosen = query.broker if query.broker.isdecimal() and query.broker.isascii() else ""
+            resource = ConfigResource.of_broker(int(chosen[:9]) if chosen else brokers[0])
+        try:
+            found = await admin.describe_configs([resource], synonyms=True, documentation=True)
+        except ConfigErrors as failed:
+            return Settings(topics, brokers, str(resource), (), str(failed.errors[resource]))
+        except InvalidSetting as error:
+            return Settings(topics, brokers, str(resource), (), str(error))
+        return Settings(topics, brokers, str(resource), tuple(found[resource].values()), None)
+
     async def _open(self, kind: str) -> Admin:
         if kind not in self._admins:
             admin = Admin(
                 self._servers(),
-                client_id="minibroker-console",
+                client_id=CLIENT_ID,
                 request_timeout_ms=ANSWER_WITHIN_S * 1_000,
                 default_api_timeout_ms=API_TIMEOUT_MS,
                 **security.chosen(),

@@ -20,12 +20,19 @@ TROUBLES_SHOWN = 10
 
 
 class Query(NamedTuple):
-    """What the reader of a page chose, in its address."""
+    """What the reader of a page chose, in its address, by the names of the parameters."""
 
     topic: str = ""
     group: str = ""
     page: int = 1
     internal: bool = False
+    partition: str = ""
+    start: str = ""
+    """Of records, as `minibroker consume --from` takes it. Empty: follow the end."""
+    form: str = "auto"
+    """Of keys and values."""
+    broker: str = ""
+    """The owner of the settings that are shown."""
 
 
 class BrokerView(NamedTuple):

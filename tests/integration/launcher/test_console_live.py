@@ -133,6 +133,34 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
     assert console.interrupt() == (130, "")
 
 
+def test_records_and_settings_are_shown(minibroker: Shell, console: Console) -> None:
+    minibroker.ok("produce", "orders", "--partition", "0", stdin="".join(f"value {n}\n" for n in range(120)).encode())
+    minibroker.ok("configs", "alter", "--topic", "orders", "--set", "retention.ms=86400000")
+    news = console.news("/events/records?topic=orders")
+    news.until("records", "value 119", "value 70")
+    minibroker.ok("produce", "orders", "--partition", "1", stdin=b'{"is":"json"}\n')
+    news.until("records", "is&quot;: &quot;json")
+    assert 'href="/records?topic=orders"' in console.page("/records")
+    page = console.page("/records?topic=orders&partition=0&start=10")
+    assert "value 10<" in page
+    assert "value 59<" in page
+    assert "value 60<" not in page
+    assert "value 0<" in console.page("/records?topic=orders&partition=0&start=@2020-01-01")
+    assert "There is no record here" in console.page("/records?topic=orders&start=@2120-01-01")
+    assert "76 61 6c" in console.page("/records?topic=orders&form=hex")
+    for query in ("topic=none", "topic=orders&partition=3", "topic=orders&partition=x", "topic=orders&start=yesterday"):
+        problem = console.page(f"/records?{query}")
+        assert 'role="alert"' in problem
+        assert "No broker answers" not in problem
+
+    topic = console.page("/settings?topic=orders")
+    assert "86400000" in topic
+    assert "Settings of topic orders" in topic
+    assert "Settings of broker 2" in console.page("/settings?broker=2")
+    assert "Settings of all brokers" in console.page("/settings?broker=all")
+    assert 'role="alert"' in console.page("/settings?topic=none")
+
+
 @pytest.mark.slow
 def test_buttons_break_and_mend_the_cluster_and_failovers_name_them(minibroker: Shell) -> None:
     console = Console(minibroker, "--allow-faults")
