@@ -54,6 +54,7 @@ def application() -> typer.Typer:
 
     from minibroker.client.cli import commands
     from minibroker.deploy import cli as launcher
+    from minibroker.scenarios import cli as scenarios
     from minibroker.spark_jobs import cli as spark
 
     app = typer.Typer(
@@ -68,6 +69,7 @@ def application() -> typer.Typer:
     launcher.mount(app, bench)
     commands.mount(app, bench)
     app.add_typer(bench, name="bench")
+    scenarios.mount(app)
     spark.mount(app)
     return app
 

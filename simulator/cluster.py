@@ -43,7 +43,7 @@ _POLL_S = 0.01
 
 
 class VirtualCluster:
-    """Brokers 0 to `brokers` - 1, and their ZooKeeper. `settings` are broker settings by Kafka's names.
+    """`brokers` brokers from `first_id` on, and their ZooKeeper. `settings` are broker settings by Kafka's names.
 
     `log_dirs` is the number of log directories of each broker, `log_dir(number)`. Each of them can fail on its own:
     see `break_log_dir`."""
@@ -56,10 +56,11 @@ class VirtualCluster:
         on_broker_failure: Callable[[int, Exception], None] | None = None,
         secret: str | None = SECRET,
         log_dirs: int = 1,
+        first_id: int = 0,
     ) -> None:
         self.simulation = simulation
         self._on_broker_failure = on_broker_failure
-        self.broker_ids = tuple(range(brokers))
+        self.broker_ids = tuple(range(first_id, first_id + brokers))
         self.bootstrap = ",".join(f"{host_name(broker_id)}:{PORT}" for broker_id in self.broker_ids)
         self._secret = secret
         self._settings = dict(settings or {})

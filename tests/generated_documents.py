@@ -8,7 +8,7 @@ folder's `__init__.py`. `make diagrams` writes them, and a test fails if a docum
 from __future__ import annotations
 
 import ast
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from enum import Enum
 from pathlib import Path
 from typing import TypeVar
@@ -18,6 +18,7 @@ from minibroker.broker.security.table import ACCESS
 from minibroker.broker.transactions import states as transaction
 from minibroker.controller.decisions.states import partition, replica
 from minibroker.protocol.apis import APIS
+from minibroker.scenarios.words import ACTIONS, EVENTS, Form
 
 ROOT = Path(__file__).parents[1]
 SECURITY = ROOT / "docs/security.md"
@@ -25,7 +26,8 @@ ARCHITECTURE = ROOT / "ARCHITECTURE.md"
 CONTROLLER = ROOT / "docs/internals/controller.md"
 GROUPS = ROOT / "docs/internals/groups.md"
 TRANSACTIONS = ROOT / "docs/internals/transactions.md"
-PARTS = ("broker", "client", "controller", "deploy", "protocol", "simulator", "spark_jobs")
+SCENARIOS = ROOT / "docs/scenarios.md"
+PARTS = ("broker", "client", "controller", "deploy", "protocol", "scenarios", "simulator", "spark_jobs")
 
 S = TypeVar("S", bound=Enum)
 
@@ -62,6 +64,13 @@ def access() -> str:
     return "\n".join(rows)
 
 
+def sentences(forms: Sequence[Form]) -> str:
+    """Return a table with each sentence of scenario files, its meaning, and where it runs."""
+    rows = ["| sentence | meaning | runs |", "|---|---|---|"]
+    rows += [f"| `{form.sentence}` | {form.meaning} | {', '.join(form.runners)} |" for form in forms]
+    return "\n".join(rows)
+
+
 BLOCKS = {
     SECURITY: {"access": access()},
     CONTROLLER: {
@@ -71,6 +80,7 @@ BLOCKS = {
     GROUPS: {"states of a group": diagram(group.VALID_PREVIOUS_STATES)},
     TRANSACTIONS: {"states of a transactional id": diagram(transaction.VALID_PREVIOUS_STATES)},
     ARCHITECTURE: {"rooms": rooms()},
+    SCENARIOS: {"actions": sentences(ACTIONS), "events": sentences(EVENTS)},
 }
 
 

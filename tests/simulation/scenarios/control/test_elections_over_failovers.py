@@ -17,11 +17,11 @@ from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Check, ConnectionLoss, Operation
 from minibroker.simulator.cluster import CONTROL_PORT, VirtualCluster, host_name
 from minibroker.simulator.loop import run
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
 from minibroker.simulator.world import Simulation, VirtualWorld
 from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.scenarios.control.test_forwarding import until_controller
-from tests.simulation.storms.faults.faults_of_starts import request_key
 
 TOPIC = "orders"
 NUMBERS = range(3)

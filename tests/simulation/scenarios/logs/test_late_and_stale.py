@@ -21,12 +21,12 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.simulator.cluster import VirtualCluster, host_name
 from minibroker.simulator.loop import on_virtual_loop, run
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
 from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin, replicas_of
-from tests.simulation.storms.faults.faults_of_starts import request_key
 from tests.simulation.storms.faults.operations_configs import late_change
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.storm import Storm

@@ -17,9 +17,10 @@ from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import internal_partition
 from minibroker.simulator.cluster import PORT, host_name
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.clients.workload import DURABLE
-from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
+from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of
 from tests.simulation.storms.ground import elects_another
 from tests.simulation.storms.scene import Scene
 from tests.simulation.storms.verdicts.history import Anomaly

@@ -12,9 +12,10 @@ from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
 from minibroker.protocol import znodes
-from minibroker.protocol.apis import BROKER_AUTHENTICATE, LEADER_AND_ISR
+from minibroker.protocol.apis import LEADER_AND_ISR
 from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
 from minibroker.simulator.cluster import CONTROL_PORT, host_name
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
 from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ground import Ground
@@ -25,9 +26,6 @@ PATIENCE_S = 15.0
 """Seconds for which an ambush waits for its moment."""
 
 _LOST = ConnectionLoss("the request was lost")
-
-_ENVELOPE = 0x95
-"""First byte of a request after its length: a MessagePack array of five, which begins with the API key."""
 
 
 async def next_of(
@@ -52,15 +50,6 @@ async def next_of(
         return None
     finally:
         hooks.remove(hook)
-
-
-def request_key(data: memoryview) -> int | None:
-    """Return the API key of the request that begins here, or None if none does. A broker's proof, which precedes its
-    first request, is skipped."""
-    key = data[5] if len(data) > 5 and data[4] == _ENVELOPE else None
-    if key == BROKER_AUTHENTICATE.key:
-        return request_key(data[4 + int.from_bytes(data[:4], "big") :])
-    return key
 
 
 def broker_of(storm: Ground, host: str) -> int | None:

@@ -11,8 +11,9 @@ import asyncio
 
 from minibroker.protocol.apis import END_TXN
 from minibroker.simulator.cluster import PORT, host_name
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
-from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
+from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of
 from tests.simulation.storms.ground import elects_another
 from tests.simulation.storms.scene import Scene
 

@@ -10,8 +10,9 @@ from minibroker.protocol import znodes
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.records import HEADER_SIZE, iterate_batches
 from minibroker.simulator.cluster import PORT, host_name
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
-from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of, request_key
+from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of
 from tests.simulation.storms.ground import Ground
 
 _DAY_MS = 86_400_000

@@ -16,11 +16,11 @@ from minibroker.protocol.apis import INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import min_insync_replicas
 from minibroker.simulator.cluster import host_name
+from minibroker.simulator.requests import request_key
 from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.clients.shrinking import RETENTION
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING
-from tests.simulation.storms.faults.faults_of_starts import request_key
 from tests.simulation.storms.scene import Scene
 from tests.simulation.storms.verdicts.history import Anomaly
 

@@ -1,0 +1,99 @@
+"""`minibroker scenario`: run scenario files, and list the library."""
+
+from __future__ import annotations
+
+import sys
+import time
+from typing import Annotated
+
+import msgspec
+import typer
+
+from minibroker.client.cli.terminal.output import FAILURE, Format, FormatOption, UsageError, note, print_json, run
+from minibroker.protocol.words import counted
+from minibroker.scenarios import shelf
+from minibroker.scenarios.director import Outcome
+from minibroker.scenarios.model import Scenario
+
+MOST_SEEDS = 100_000
+
+app = typer.Typer(help="Run files that describe a cluster, faults, and what must hold.", no_args_is_help=True)
+
+FileArgument = Annotated[
+    str, typer.Argument(metavar="FILE", help="A scenario file, or a name that `minibroker scenario list` prints.")
+]
+
+
+def mount(application: typer.Typer) -> None:
+    application.add_typer(app, name="scenario")
+
+
+@app.command("run")
+def run_scenario(
+    file: FileArgument,
+    virtual: Annotated[bool, typer.Option("--virtual", help="On virtual time, in one process. The default.")] = False,
+    live: Annotated[bool, typer.Option("--live", help="On processes of this machine, started and removed.")] = False,
+    seeds: Annotated[
+        int, typer.Option(min=1, max=MOST_SEEDS, help="On virtual time: how many seeds, each another run.")
+    ] = 1,
+    first_seed: Annotated[int, typer.Option(min=1, help="The first seed; the same seed repeats a run.")] = 1,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Run a scenario and report which promises were kept. With --virtual and --live, both run and are compared.
+
+    Exits with 1 if a promise was broken."""
+    scenario = shelf.load(file)
+    if live and not virtual and seeds > 1:
+        raise UsageError(f"--seeds {seeds}: processes have no seed; leave --live or --seeds out, or add --virtual")
+    for runner, chosen in (("live", live), ("virtual", virtual or not live)):
+        if chosen:
+            scenario.check_runner(runner)
+    outcomes: list[Outcome] = []
+    if virtual or not live:
+        outcomes += _on_virtual_time(scenario, range(first_seed, first_seed + seeds))
+    if live:
+        outcomes.append(_on_processes(scenario))
+    if format is Format.JSON:
+        print_json(
+            {"scenario": scenario.name, "kept": all(o.kept for o in outcomes), "runs": msgspec.to_builtins(outcomes)}
+        )
+    else:
+        from minibroker.scenarios.report import report
+
+        sys.stdout.write("\n".join(report(scenario, outcomes)) + "\n")
+    if not all(outcome.kept for outcome in outcomes):
+        raise typer.Exit(FAILURE)
+
+
+def _on_virtual_time(scenario: Scenario, seeds: range) -> list[Outcome]:
+    # Imported here, as the brokers come with it.
+    from minibroker.scenarios.many import play_seeds
+
+    began_s = time.monotonic()
+    outcomes = list(play_seeds(scenario, seeds))
+    note(f"{counted(len(outcomes), 'seed')} in {time.monotonic() - began_s:.1f} s")
+    return outcomes
+
+
+def _on_processes(scenario: Scenario) -> Outcome:
+    from minibroker.scenarios.live import play_live
+
+    note("starting ZooKeeper and brokers ...")
+    return run(play_live(scenario))
+
+
+@app.command("list")
+def list_scenarios(format: FormatOption = Format.TABLE) -> None:
+    """List the library: classic failures by name."""
+    found = {name: shelf.load(name).name for name in shelf.names()}
+    if format is Format.JSON:
+        print_json(found)
+        return
+    width = max(map(len, found))
+    sys.stdout.write("".join(f"{name:{width}}  {title}\n" for name, title in found.items()))
+
+
+@app.command("show")
+def show(file: FileArgument) -> None:
+    """Print a scenario file, to read it or to begin your own with it."""
+    sys.stdout.write(shelf.load(file).source)

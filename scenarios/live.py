@@ -1,0 +1,116 @@
+"""Runs scenarios on real processes of this machine, with the cluster of `minibroker.testing`."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable, Sequence
+from typing import TypeVar
+
+from minibroker.client.settings import parse_bootstrap
+from minibroker.deploy.local.who import Member
+from minibroker.deploy.observing.cluster_view import ask_cluster
+from minibroker.deploy.testing.cluster import LocalCluster
+from minibroker.protocol.model import NO_LEADER
+from minibroker.protocol.world import World
+from minibroker.scenarios.director import Outcome, play
+from minibroker.scenarios.ledger import Ledger
+from minibroker.scenarios.model import Client, Scenario
+from minibroker.scenarios.programs import Surroundings, run_client
+from minibroker.scenarios.stage import Picture, State, cluster_settings
+from minibroker.scenarios.words import Action, Event
+
+T = TypeVar("T")
+
+_ASK_TIMEOUT_S = 0.5
+"""A paused broker does not answer, and each picture would wait for it."""
+
+
+async def play_live(scenario: Scenario) -> Outcome:
+    """Play a scenario on a cluster of its own, which is started and removed. Raises ScenarioError, LaunchError."""
+    scenario.check_runner("live")
+    async with LocalCluster(scenario.brokers, settings=cluster_settings(scenario)) as cluster:
+        return await play_on(scenario, cluster)
+
+
+async def play_on(scenario: Scenario, cluster: LocalCluster) -> Outcome:
+    """Play a scenario on a running cluster that has its number of brokers and its settings. Topics of the scenario must
+    not exist. Raises ScenarioError."""
+    scenario.check_runner("live")
+    stage = LiveStage(scenario, cluster)
+    try:
+        return await play(scenario, stage, None)
+    finally:
+        await stage.end()
+
+
+class LiveStage:
+    """`minibroker.scenarios.stage.Stage` on processes."""
+
+    runner = "live"
+
+    def __init__(self, scenario: Scenario, cluster: LocalCluster) -> None:
+        self._scenario = scenario
+        self._cluster = cluster
+        self.bootstrap = cluster.bootstrap_servers
+        self._addresses = parse_bootstrap(self.bootstrap)
+        self.broker_ids = tuple(range(1, len(self._addresses) + 1))
+        self._clients: list[asyncio.Task[None]] = []
+
+    def now_s(self) -> float:
+        return time.monotonic()
+
+    def notes(self) -> list[tuple[float, str]]:
+        return []
+
+    async def picture(self) -> Picture:
+        view = await ask_cluster(self._addresses, _ASK_TIMEOUT_S)
+        partitions = {
+            partition: State(
+                None if state.leader_id == NO_LEADER else state.leader_id,
+                tuple(state.isr_nodes),
+                tuple(state.replica_nodes),
+            )
+            for partition, state in view.partitions.items()
+        }
+        return Picture(partitions, view.controller_id, frozenset(view.brokers))
+
+    async def run(self, program: Callable[[World | None], Awaitable[T]]) -> T:
+        return await program(None)
+
+    def start_client(self, client: Client, ledger: Ledger) -> None:
+        partitions = next((topic.partitions for topic in self._scenario.topics if topic.name == client.produces), 1)
+        place = Surroundings(self.bootstrap, None, partitions)
+        for number in range(client.members):
+            member = client.name if client.members == 1 else f"{client.name}-{number + 1}"
+            self._clients.append(asyncio.create_task(run_client(client, member, place, ledger), name=member))
+
+    def kill_client(self, name: str, ledger: Ledger) -> None:
+        raise NotImplementedError(f"client {name} is a task of this process: see `words.ACTIONS`")
+
+    async def act(self, action: Action, members: Sequence[Member]) -> None:
+        if action.verb == "heal":
+            await self._cluster.heal()
+            return
+        act = {
+            "kill": self._cluster.kill,
+            "stop": self._cluster.stop,
+            "start": self._cluster.start,
+            "pause": self._cluster.pause,
+            "resume": self._cluster.resume,
+            "isolate": self._cluster.isolate,
+        }[action.verb]
+        await asyncio.gather(*(act(member) for member in members))
+
+    async def moment(self, event: Event, within_s: float) -> str | None:
+        raise NotImplementedError(f"{event.text}: see `words.EVENTS`")
+
+    async def restore(self) -> None:
+        await self._cluster.restore()
+
+    async def end(self) -> None:
+        """End the clients that still run."""
+        _, late = await asyncio.wait(self._clients, timeout=30) if self._clients else (set(), set())
+        for task in late:
+            task.cancel()
+        await asyncio.gather(*self._clients, return_exceptions=True)

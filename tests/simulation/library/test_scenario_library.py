@@ -1,0 +1,45 @@
+"""The library of scenarios on virtual time, and the director's own failures."""
+
+from __future__ import annotations
+
+import pytest
+
+from minibroker.scenarios import shelf
+from minibroker.scenarios.model import read_scenario
+from minibroker.scenarios.report import report
+from minibroker.scenarios.virtual import play_virtual
+
+SEEDS = (1, 2)
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_every_promise_of_the_library_is_kept(name: str) -> None:
+    scenario = shelf.load(name)
+    for seed in SEEDS:
+        outcome = play_virtual(scenario, seed)
+        assert outcome.kept, "\n".join(report(scenario, [outcome]))
+
+
+def test_a_seed_repeats_a_run_and_another_seed_is_another_run() -> None:
+    scenario = shelf.load("leader-killed")
+    first = play_virtual(scenario, 7)
+    assert play_virtual(scenario, 7) == first
+    assert play_virtual(scenario, 8).happenings != first.happenings
+
+
+def test_a_promise_that_cannot_be_kept_is_reported_as_broken() -> None:
+    text = shelf.load("leader-killed").source.replace('longest_stall = "2 s"', 'longest_stall = "1 ms"')
+    scenario = read_scenario(text, "strict.toml")
+    outcome = play_virtual(scenario)
+    assert [promise.text for promise in outcome.promises if not promise.kept] == ["no stall above 1 ms"]
+    assert any(line.startswith("  BROKEN  no stall above 1 ms: ") for line in report(scenario, [outcome]))
+
+
+def test_an_event_that_does_not_come_is_a_broken_promise_with_its_line() -> None:
+    text = shelf.load("leader-killed").source.replace(
+        'when = "orders-0 has a new leader"', 'when = "orders-0 has no leader"\nwithin = "3 s"'
+    )
+    outcome = play_virtual(read_scenario(text, "never.toml"))
+    [promise] = outcome.promises
+    assert not promise.kept
+    assert '"orders-0 has no leader" did not come within 3.0 s' in promise.measured

@@ -1,0 +1,136 @@
+"""Scenario files: what is read, and what each mistake is told."""
+
+from __future__ import annotations
+
+import pytest
+
+from minibroker.protocol.model import TopicPartition
+from minibroker.scenarios import shelf
+from minibroker.scenarios.document import ScenarioError, lines_of
+from minibroker.scenarios.model import Scenario, read_scenario
+from minibroker.scenarios.words import ACTIONS, EVENTS, FollowerOf, parse_action, parse_event, parse_target, parse_time
+
+GOOD = """\
+name = "A test"
+about = '''
+[not a header]
+at = "1 s"
+'''
+
+[[topics]]
+name = "orders"
+
+[[clients]]
+name = "shop"
+produces = "orders"
+
+[[steps]]
+at = "1 s"
+do = "kill leader:orders-0"
+as = "victim"
+
+[[steps]]
+when = "orders-0 has 2 in its ISR"
+do = ["start victim", "elect preferred"]
+
+[expect]
+longest_stall = "500 ms"
+"""
+
+
+def read(text: str) -> Scenario:
+    return read_scenario(text, "x.toml")
+
+
+def test_a_file_becomes_values_with_defaults() -> None:
+    scenario = read(GOOD)
+    assert (scenario.brokers, scenario.topics[0].partitions, scenario.topics[0].replicas) == (3, 3, 3)
+    assert [step.line for step in scenario.steps] == [14, 19]
+    assert scenario.steps[0].at_s == 1.0
+    when = scenario.steps[1].when
+    assert when is not None
+    assert (when.partition, when.words["count"]) == (TopicPartition("orders", 0), "2")
+    assert scenario.expect.longest_stall_s == 0.5
+    assert scenario.expect.nothing_lost
+
+
+def test_lines_are_found_beside_texts_of_several_lines() -> None:
+    lines = lines_of(GOOD)
+    assert lines["steps", 1, "when"] == 20
+    assert ("not a header",) not in lines
+    assert lines["expect", "longest_stall"] == 24
+
+
+@pytest.mark.parametrize(
+    ("old", "new", "line", "says"),
+    [
+        ('at = "1 s"\ndo', 'at = "1 sec"\ndo', 15, 'at = "1 sec": a time is a number with ms, s or min'),
+        ("leader:orders-0", "leader:orders", 16, "leader:TOPIC-PARTITION is expected"),
+        ("kill leader", "shoot leader", 16, "this is not an action; write kill WHO | stop WHO"),
+        ("kill leader:orders-0", "kill -9 1", 16, "this is not an action; write kill WHO"),
+        ("has 2 in its ISR", "has two in its ISR", 20, "this is not an event; write"),
+        ("has 2 in its ISR", "hsa 2", 20, "this is not an event; write"),
+        ("longest_stall", "longest_stal", 24, "expect has no longest_stal; did you mean longest_stall?"),
+        ('"500 ms"', "500", 24, 'longest_stall = 500: give a text in quotes, as in longest_stall = "..."'),
+        ("start victim", "start culprit", 21, "culprit is no broker"),
+        ('produces = "orders"', 'produces = "order"', 12, 'produces = "order": there is no such topic; give one'),
+        ("kill leader:orders-0", "kill leader:orders-3", 16, "no partition orders-3; the partitions are orders-0 to"),
+        ("kill leader:orders-0", "kill 4", 16, "there is no broker 4; the brokers are 1 to 3"),
+        ('produces = "orders"', "", 11, "this client does nothing"),
+        ('name = "orders"', 'name = "or ders"', 8, "name = "),
+        ('as = "victim"', 'after = "1 s"\nas = "victim"', 17, "a step has one of at"),
+        ('as = "victim"', 'within = "1 s"\nas = "victim"', 17, "it limits the wait for an event"),
+        ('s]]\nname = "orders"', 's]]\nname = "orders"\nreplicas = 4', 9, "replicas = 4: give a whole number from 1"),
+        ('[[topics]]\nname', '[[topic]]\nname', 7, "the scenario has no topic; did you mean topics?"),
+        ('name = "shop"', 'name = "shop"\nacks = "most"', 12, 'acks = "most": give one of all, 1, 0'),
+        ("[expect]", "[expect]\nlost = true\nnothing_lost = true", 24, "nothing_lost = true contradicts it"),
+        ('name = "A test"', 'name = A test', 1, "not TOML"),
+        ('name = "A test"', "", 1, "the scenario has no name"),
+    ],
+)  # fmt: skip
+def test_a_mistake_is_told_with_its_line_value_rule_and_remedy(old: str, new: str, line: int, says: str) -> None:
+    assert old in GOOD
+    with pytest.raises(ScenarioError) as raised:
+        read(GOOD.replace(old, new, 1))
+    assert str(raised.value).startswith(f"x.toml:{line}: "), raised.value
+    assert says in str(raised.value)
+
+
+def test_a_sentence_that_a_runner_does_not_know_is_told_before_anything_runs() -> None:
+    scenario = read(GOOD.replace("kill leader", "power-cut leader"))
+    scenario.check_runner("virtual")
+    with pytest.raises(ScenarioError, match="x.toml:14: .power-cut leader:orders-0. cannot be done on live processes"):
+        scenario.check_runner("live")
+
+
+def test_times_have_units() -> None:
+    assert [parse_time(text) for text in ("500 ms", "2s", "1.5 s", "3 min")] == [0.5, 2.0, 1.5, 180.0]
+    with pytest.raises(ValueError, match="a time is a number"):
+        parse_time("2")
+
+
+def test_each_form_is_read_as_itself() -> None:
+    """No earlier form takes what is meant for a later one."""
+    places = {
+        "WHO": "1", "OTHER": "zookeeper", "TIME": "5 ms", "TOPIC": "orders", "SETTING": "retention.ms=1",
+        "PARTITION": "orders-0", "BROKERS": "2,1", "CLIENT": "shop", "COUNT": "2", "REQUEST": "LeaderAndIsr",
+    }  # fmt: skip
+    for form in ACTIONS:
+        assert parse_action(" ".join(places.get(word, word) for word in form.sentence.split())).verb == form.verb
+    for form in EVENTS:
+        assert parse_event(" ".join(places.get(word, word) for word in form.sentence.split())).kind == form.verb
+    assert parse_target("follower:orders-1") == FollowerOf(TopicPartition("orders", 1))
+
+
+def test_an_unknown_request_and_an_unknown_file_are_told() -> None:
+    with pytest.raises(ValueError, match="there is no request LeaderAndISR: give one of"):
+        parse_event("LeaderAndISR is about to arrive")
+    with pytest.raises(ScenarioError, match="`minibroker scenario list` prints"):
+        shelf.load("no-such-file")
+
+
+@pytest.mark.parametrize("name", shelf.names())
+def test_each_scenario_of_the_library_says_what_it_teaches(name: str) -> None:
+    scenario = shelf.load(name)
+    assert len(scenario.about.split()) > 30
+    assert scenario.clients
