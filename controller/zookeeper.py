@@ -181,7 +181,11 @@ class KazooSession:
         timeout_s = max(_ANSWER_TIMEOUT_S, session_timeout_ms / 1000 / _TLS_TIMEOUTS_PER_SESSION)
         self._tls = None if contexts is None else TlsConnector(contexts, timeout_s)
         self._handler = _Handler(
-            self._inbox, self._finish, self._tls, _ANSWER_TIMEOUT_S if contexts is None else timeout_s
+            self._inbox,
+            self._finish,
+            self._tls,
+            _ANSWER_TIMEOUT_S if contexts is None else timeout_s,
+            is_ensemble="," in hosts,
         )
         try:
             self._client = KazooClient(
@@ -563,8 +567,12 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         finish: Callable[[_Call, Any, Exception | None], None],
         tls: TlsConnector | None,
         answer_timeout_s: float,
+        is_ensemble: bool,
     ) -> None:
         super().__init__()
+        self._is_ensemble = is_ensemble
+        self._last: tuple[str, int] | None = None
+        """The server of the last connection, until kazoo asks for it again."""
         self._tls = tls
         self._answer_timeout_s = answer_timeout_s
         self._inbox = inbox
@@ -609,9 +617,17 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     ) -> socket.socket:
         if self.session_over:
             raise ConnectionAbortedError("the session is over")
+        if address == self._last:
+            # A server that hangs still accepts connections, and would take the rest of the session timeout. kazoo's
+            # order is random.
+            self._last = None
+            raise ConnectionAbortedError("its last connection has just ended: the others are asked first")
+        connection: socket.socket
         if self._tls is not None:
-            return self._tls.connect(address, hostname, timeout)
-        connection: socket.socket = super().create_connection(address, timeout=timeout)
+            connection = self._tls.connect(address, hostname, timeout)
+        else:
+            connection = super().create_connection(address, timeout=timeout)
+        self._last = address if self._is_ensemble else None
         return connection
 
     def create_socket_pair(self) -> tuple[WakeUps, WakeUps]:

@@ -22,7 +22,7 @@ from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import OWNER_ONLY, Process, is_alive, spawn, wait_until
 from minibroker.deploy.local.zookeeper_jars import zookeeper_jars
 from minibroker.protocol.connections.tls import TlsFailed, UnusableCredentials, why_not_connected
-from minibroker.protocol.connections.zookeeper_tls import ENABLE, ZOOKEEPER, ZooKeeperTls
+from minibroker.protocol.connections.zookeeper_tls import ENABLE, WITHOUT_LEADER, ZOOKEEPER, ZooKeeperTls
 from minibroker.protocol.errors import MinibrokerError
 
 DEFAULT_PORT = 2181
@@ -32,6 +32,9 @@ OWN_WITHOUT_TLS = (
 )
 START_TIMEOUT_S = 60.0
 """A start takes one second, or up to thirty on a busy machine."""
+
+ASK_TIMEOUT_S = 2.0
+"""The time in which a running server must answer."""
 
 _PROBE_TIMEOUT_S = 0.2
 """The time for one probe of a starting server. A connection that ZooKeeper accepts a few milliseconds before it has
@@ -115,9 +118,12 @@ def tls_of(settings: Mapping[str, str]) -> ssl.SSLContext | None:
         raise LaunchError(str(error)) from error
 
 
-def is_serving(host: str, port: int, timeout_s: float = 2.0, tls: ssl.SSLContext | None = None) -> bool:
+def is_serving(host: str, port: int, timeout_s: float = ASK_TIMEOUT_S, tls: ssl.SSLContext | None = None) -> bool:
     """Return whether a ZooKeeper answers `srvr` there and accepts requests. Raises TlsFailed."""
-    answer = _ask_srvr(host, port, timeout_s, tls)
+    return _is_served(_ask_srvr(host, port, timeout_s, tls))
+
+
+def _is_served(answer: str) -> bool:
     # A server that does not allow the command names the whitelist; it counts as serving.
     return answer.startswith("Zookeeper version") or "not in the whitelist" in answer
 
@@ -147,8 +153,11 @@ def _why_silent(servers: str, tls: ssl.SSLContext | None) -> str | None:
                 f"{address!r} is not the address of a ZooKeeper: HOST:PORT is expected, for instance 127.0.0.1:2181"
             )
         try:
-            if is_serving(host.removeprefix("[").removesuffix("]"), int(port), tls=tls):
+            answer = _ask_srvr(host.removeprefix("[").removesuffix("]"), int(port), ASK_TIMEOUT_S, tls)
+            if _is_served(answer):
                 return None
+            if "not currently serving" in answer:
+                remedy = f"it serves no requests: {WITHOUT_LEADER}"
         except TlsFailed as error:
             remedy = str(error)
     return remedy

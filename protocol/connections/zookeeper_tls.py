@@ -18,13 +18,14 @@ PASSWORD = "zookeeper.ssl.keystore.password"
 TRUSTSTORE = "zookeeper.ssl.truststore.location"
 HOST_CHECK = "zookeeper.ssl.endpoint.identification.algorithm"
 
+WITHOUT_LEADER = "if a majority of its ensemble is missing, start the other servers"
 ZOOKEEPER = Peer(
     name="ZooKeeper",
     trust=f"give the authority's certificate as {TRUSTSTORE}",
     any_name=f"{HOST_CHECK}=",
     plaintext=(
-        f"if that port is ZooKeeper's clientPort, give its secureClientPort as zookeeper.connect, or leave {ENABLE} "
-        f"away"
+        f"{WITHOUT_LEADER}; if that port is ZooKeeper's clientPort, give its secureClientPort as zookeeper.connect, or "
+        f"leave {ENABLE} away"
     ),
     certificate=(
         f"with ssl.clientAuth=need, it needs a certificate in {KEYSTORE} by an authority in its ssl.trustStore.location"

@@ -2,7 +2,8 @@
 
 Both clusters get the same access control lists, in the same znodes, and the same requests of Kafka's protocol from
 User:ANONYMOUS. Of the answers, the errors of authorization, the things that are listed, and the authorized operations
-must be equal. `SETS` has the lists, `requests` the requests. DIRECTORY has the jars of Kafka's broker and ZooKeeper.
+must be equal, with and without `allow.everyone.if.no.acl.found`. `sets` has the lists, `requests` the requests.
+DIRECTORY has the jars of Kafka's broker and ZooKeeper.
 """
 
 from __future__ import annotations
@@ -74,7 +75,7 @@ class Target(NamedTuple):
 
 
 @contextmanager
-def kafka(directory: Path, jars: str) -> Iterator[Target]:
+def kafka(directory: Path, jars: str, open_by_default: str) -> Iterator[Target]:
     """Run one broker, whose own connections are User:admin by SASL; clients are User:ANONYMOUS."""
     zookeeper_port, port, internal = free_ports(3)
     login = 'org.apache.kafka.common.security.plain.PlainLoginModule required username="admin" password="admin" '
@@ -89,6 +90,7 @@ def kafka(directory: Path, jars: str) -> Iterator[Target]:
         "inter.broker.listener.name=BROKERS\nsasl.mechanism.inter.broker.protocol=PLAIN\nsasl.enabled.mechanisms=PLAIN\n"
         f'listener.name.brokers.plain.sasl.jaas.config={login}user_admin="admin";\n'
         "authorizer.class.name=kafka.security.authorizer.AclAuthorizer\nsuper.users=User:admin\n"
+        f"allow.everyone.if.no.acl.found={open_by_default}\n"
         "offsets.topic.replication.factor=1\noffsets.topic.num.partitions=1\n"
         "transaction.state.log.replication.factor=1\ntransaction.state.log.min.isr=1\n"
         "transaction.state.log.num.partitions=1\ngroup.initial.rebalance.delay.ms=0\n"
@@ -111,9 +113,10 @@ def kafka(directory: Path, jars: str) -> Iterator[Target]:
 
 
 @contextmanager
-def ours(directory: Path) -> Iterator[Target]:
+def ours(directory: Path, open_by_default: str) -> Iterator[Target]:
     settings = {
         "authorizer.class.name": "kafka.security.authorizer.AclAuthorizer",
+        "allow.everyone.if.no.acl.found": open_by_default,
         "auto.create.topics.enable": "true",
         "zookeeper.set.acl": "false",
         "offsets.topic.replication.factor": "1",
@@ -468,6 +471,23 @@ def requests(ids: dict[str, str]) -> list[Asked]:
             0,
             m.AlterUserScramCredentialsRequest([m.ScramCredentialDeletion("nobody", 1)], []),
         ),
+        Asked(
+            configs.DESCRIBE_CLIENT_QUOTAS,
+            1,
+            m.DescribeClientQuotasRequest([m.QuotaFilterComponent("user", 0, "nobody")], False),
+        ),
+        Asked(
+            configs.ALTER_CLIENT_QUOTAS,
+            1,
+            m.AlterClientQuotasRequest(
+                [
+                    m.AlteredQuotas(
+                        [m.QuotaEntityPart("user", "nobody")], [m.QuotaChange("producer_byte_rate", 1.0, False)]
+                    )
+                ],
+                True,
+            ),
+        ),
         Asked(groups.OFFSET_DELETE, 0, _offset_delete(both)),
         Asked(data.PRODUCE, 9, produce("t")),
         Asked(data.PRODUCE, 9, produce("t", of_transaction_t)),
@@ -646,10 +666,17 @@ def main() -> None:
     parser.add_argument("--only", default="", help="only sets of lists whose description has this text")
     options = parser.parse_args()
     with tempfile.TemporaryDirectory() as name:
-        directory = Path(name)
-        os.makedirs(directory / "kafka")
-        with kafka(directory / "kafka", options.kafka_jars) as theirs, ours(directory / "ours") as mine:
-            sys.exit(asyncio.run(compare([theirs, mine], options.only)) > 0)
+        differences = 0
+        for by_default in ("false", "true"):
+            sys.stdout.write(f"allow.everyone.if.no.acl.found={by_default}\n")
+            directory = Path(name, by_default)
+            os.makedirs(directory / "kafka")
+            with (
+                kafka(directory / "kafka", options.kafka_jars, by_default) as theirs,
+                ours(directory / "ours", by_default) as mine,
+            ):
+                differences += asyncio.run(compare([theirs, mine], options.only))
+        sys.exit(differences > 0)
 
 
 if __name__ == "__main__":

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import ssl
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -21,7 +22,7 @@ from minibroker.deploy.local.certificates import Certificates
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import is_alive, spawn, wait_until
 from minibroker.deploy.local.zookeeper_jars import zookeeper_jars
-from tests.integration.zookeeper.zookeeper_process import ZooKeeperProcess
+from tests.integration.zookeeper.zookeeper_process import ZooKeeperEnsemble, ZooKeeperProcess
 
 PASSWORD = "a key's password"
 _NETTY = "4.1.130.Final"
@@ -38,16 +39,11 @@ _SHA256_OF_NETTY = {
 }
 
 
-class TlsZooKeeper(ZooKeeperProcess):
-    """The files of the clients are at `settings`."""
+class TlsFiles:
+    """The files of servers and clients, in a directory. `settings` are those of brokers."""
 
     def __init__(self, directory: Path) -> None:
-        super().__init__(directory)
-        netty = {
-            f"io/netty/netty-{name}/{_NETTY}/netty-{name}-{_NETTY}.jar": sha256
-            for name, sha256 in _SHA256_OF_NETTY.items()
-        }
-        self._program = launcher.ZooKeeperProgram(launcher.find_program().java, zookeeper_jars(os.environ, netty))
+        self._directory = directory
         self._authorities = 0
         self.settings = {
             "zookeeper.ssl.client.enable": "true",
@@ -58,7 +54,7 @@ class TlsZooKeeper(ZooKeeperProcess):
         self.replace_authority()
 
     def replace_authority(self) -> None:
-        """Sign all certificates anew. The server uses and demands the new ones from its next start on."""
+        """Sign all certificates anew. A server uses and demands the new ones from its next start on."""
         self._authorities += 1
         made = Certificates(self._directory / f"authority-{self._authorities}")
         for name, data in (
@@ -70,34 +66,88 @@ class TlsZooKeeper(ZooKeeperProcess):
             (self._directory / f"{name}.new").write_bytes(data)
             (self._directory / f"{name}.new").replace(self._directory / name)
 
+    def probe(self) -> ssl.SSLContext:
+        """Return how this process asks a server."""
+        keystore = {"zookeeper.ssl.keystore.location": str(self._directory / "probe.pem")}
+        tls = launcher.tls_of({**self.settings, **keystore})
+        assert tls is not None
+        return tls
+
+    def of_server(self, port: int) -> list[str]:
+        """Return the lines of a server's configuration."""
+        return [
+            f"secureClientPort={port}",
+            f"secureClientPortAddress={LOOPBACK}",
+            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory",
+            *self._stores("ssl"),
+            "ssl.clientAuth=need",
+        ]
+
+    def of_quorum(self) -> list[str]:
+        """Return the lines with which servers connect to each other."""
+        return ["sslQuorum=true", *self._stores("ssl.quorum")]
+
+    def _stores(self, prefix: str) -> list[str]:
+        return [
+            f"{prefix}.keyStore.location={self._directory / 'server.pem'}",
+            f"{prefix}.trustStore.location={self._directory / 'authority.pem'}",
+        ]
+
+
+def _program() -> launcher.ZooKeeperProgram:
+    netty = {
+        f"io/netty/netty-{name}/{_NETTY}/netty-{name}-{_NETTY}.jar": sha256 for name, sha256 in _SHA256_OF_NETTY.items()
+    }
+    return launcher.ZooKeeperProgram(launcher.find_program().java, zookeeper_jars(os.environ, netty))
+
+
+class TlsZooKeeper(ZooKeeperProcess):
+    """The files of the clients are at `settings`."""
+
+    def __init__(self, directory: Path) -> None:
+        super().__init__(directory)
+        self._program = _program()
+        self._files = TlsFiles(directory)
+        self.settings = self._files.settings
+
+    def replace_authority(self) -> None:
+        self._files.replace_authority()
+
     def start(self) -> None:
         assert self._process is None
         configuration = self._directory / "zoo.cfg"
-        configuration.write_text(
-            "tickTime=500\n"
-            f"dataDir={self._directory / 'data'}\n"
-            f"secureClientPort={self._port}\n"
-            f"secureClientPortAddress={LOOPBACK}\n"
-            "serverCnxnFactory=org.apache.zookeeper.server.NettyServerCnxnFactory\n"
-            f"ssl.keyStore.location={self._directory / 'server.pem'}\n"
-            f"ssl.trustStore.location={self._directory / 'authority.pem'}\n"
-            "ssl.clientAuth=need\n"
-            "admin.enableServer=false\n"
-            "maxClientCnxns=0\n"
-            "4lw.commands.whitelist=srvr\n"
-        )
+        lines = [
+            "tickTime=500",
+            f"dataDir={self._directory / 'data'}",
+            *self._files.of_server(self._port),
+            "admin.enableServer=false",
+            "maxClientCnxns=0",
+            "4lw.commands.whitelist=srvr",
+        ]
+        configuration.write_text("\n".join(lines) + "\n")
         class_path = os.pathsep.join(str(path) for path in self._program.class_path)
         main = "org.apache.zookeeper.server.quorum.QuorumPeerMain"
         options = ["-XX:TieredStopAtLevel=1", "-XX:+UseSerialGC", "-Xmx256m"]
         self._process = process = spawn(
             [str(self._program.java), *options, "-cp", class_path, main, str(configuration)], self._log
         )
-        probe = str(self._directory / "probe.pem")
-        tls = launcher.tls_of({**self.settings, "zookeeper.ssl.keystore.location": probe})
+        tls = self._files.probe()
         assert wait_until(
             lambda: not is_alive(process) or launcher.is_any_serving(self.address, tls), launcher.START_TIMEOUT_S
         )
         assert is_alive(process), self._log.read_text()
+
+
+class TlsEnsemble(ZooKeeperEnsemble):
+    """Three servers that speak TLS alone, with clients and with each other, and demand certificates."""
+
+    def __init__(self, directory: Path) -> None:
+        self._files = TlsFiles(directory)
+        super().__init__(directory, _program(), self._files.probe)
+        self.settings = self._files.settings
+
+    def _client_port_lines(self, server: int) -> list[str]:
+        return [*self._files.of_server(self._client_ports[server]), *self._files.of_quorum()]
 
 
 def in_pkcs8(path: Path, password: str | None = None) -> bytes:
@@ -117,3 +167,14 @@ def tls_zookeeper() -> Iterator[TlsZooKeeper]:
             yield server
         finally:
             server.kill()
+
+
+@contextmanager
+def tls_ensemble() -> Iterator[TlsEnsemble]:
+    with tempfile.TemporaryDirectory(prefix="zookeepers-") as directory:
+        ensemble = TlsEnsemble(Path(directory))
+        try:
+            ensemble.start()
+            yield ensemble
+        finally:
+            ensemble.kill_all()

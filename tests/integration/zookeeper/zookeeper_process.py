@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import socket
+import ssl
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 
 from minibroker.deploy.local import zookeeper as launcher
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
-from minibroker.deploy.local.processes import Process, send_signal, spawn, wait_until, wait_until_gone
+from minibroker.deploy.local.processes import Process, is_alive, send_signal, spawn, wait_until, wait_until_gone
 
 
 class ZooKeeperProcess:
@@ -61,9 +64,16 @@ def zookeeper_process() -> Iterator[ZooKeeperProcess]:
 class ZooKeeperEnsemble:
     """Three servers that elect a leader, on loopback."""
 
-    def __init__(self, directory: Path) -> None:
+    def __init__(
+        self,
+        directory: Path,
+        program: launcher.ZooKeeperProgram | None = None,
+        tls: Callable[[], ssl.SSLContext] | None = None,
+    ) -> None:
+        """`tls`: how to ask a server by TLS."""
         self._directory = directory
-        self._program = launcher.find_program()
+        self._program = program or launcher.find_program()
+        self._tls = tls
         ports = free_ports(9)
         self._client_ports, self._quorum_ports, self._election_ports = ports[:3], ports[3:6], ports[6:]
         self.addresses = ",".join(f"{LOOPBACK}:{port}" for port in self._client_ports)
@@ -73,8 +83,15 @@ class ZooKeeperEnsemble:
         """Start all servers; return when all serve."""
         for server in range(3):
             self._spawn(server)
-        for server in range(3):
-            launcher.wait_until_serving(self._processes[server], self._client_ports[server], self._log(server))
+        for server, process in self._processes.items():
+            assert wait_until(partial(self._serves_or_ended, server, process), launcher.START_TIMEOUT_S)
+            assert is_alive(process), self._log(server).read_text()
+
+    def _serves_or_ended(self, server: int, process: Process) -> bool:
+        return not is_alive(process) or bool(self._ask(server))
+
+    def client_port(self, server: int) -> int:
+        return self._client_ports[server]
 
     def leader(self) -> int:
         """Wait until a server leads; return its number."""
@@ -87,6 +104,13 @@ class ZooKeeperEnsemble:
         assert wait_until(look, 30), "no ZooKeeper server leads the ensemble"
         return found[0]
 
+    def pause(self, server: int) -> None:
+        """Send SIGSTOP: the system still accepts connections to the server."""
+        send_signal(self._processes[server], signal.SIGSTOP)
+
+    def resume(self, server: int) -> None:
+        send_signal(self._processes[server], signal.SIGCONT)
+
     def kill(self, server: int) -> None:
         process = self._processes.pop(server)
         send_signal(process, signal.SIGKILL)
@@ -98,11 +122,20 @@ class ZooKeeperEnsemble:
 
     def _ask(self, server: int) -> str:
         try:
-            with socket.create_connection((LOOPBACK, self._client_ports[server]), timeout=1) as connection:
+            with contextlib.ExitStack() as opened:
+                connection = opened.enter_context(
+                    socket.create_connection((LOOPBACK, self._client_ports[server]), timeout=2)
+                )
+                if self._tls is not None:
+                    connection = opened.enter_context(self._tls().wrap_socket(connection, server_hostname=LOOPBACK))
                 connection.sendall(b"srvr")
-                return b"".join(iter(lambda: connection.recv(4_096), b"")).decode()
+                answer = b"".join(iter(lambda: connection.recv(4_096), b"")).decode()
         except OSError:
             return ""
+        return answer if "Mode: " in answer else ""
+
+    def _client_port_lines(self, server: int) -> list[str]:
+        return [f"clientPort={self._client_ports[server]}", f"clientPortAddress={LOOPBACK}"]
 
     def _log(self, server: int) -> Path:
         return self._directory / f"zookeeper-{server}.log"
@@ -121,8 +154,7 @@ class ZooKeeperEnsemble:
             "initLimit=20",
             "syncLimit=10",
             f"dataDir={data}",
-            f"clientPort={self._client_ports[server]}",
-            f"clientPortAddress={LOOPBACK}",
+            *self._client_port_lines(server),
             "admin.enableServer=false",
             "maxClientCnxns=0",
             "4lw.commands.whitelist=srvr",
