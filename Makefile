@@ -15,7 +15,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections full-disk isolation power-cuts \
-	spark-faults spark-write-faults hostile kafka-clients kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
+	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
 
 setup: $(STAMP)
 
@@ -139,6 +139,11 @@ CLIENTS :=
 CLIENT_OPTIONS :=
 kafka-clients: setup
 	$(BIN)/python -m tests.kafka_clients.matrix $(if $(CLIENTS),--only $(CLIENTS)) $(CLIENT_OPTIONS)
+
+# Those and aiokafka and kafka-python over SASL_SSL with SCRAM, each with rights of its own: they produce, consume, read in a
+# group and administer while a leader is killed.
+kafka-clients-secured: setup
+	$(BIN)/python -m tests.kafka_clients.secured $(if $(CLIENTS),--only $(CLIENTS))
 
 # The test suites of kafka-python, kafka-go, franz-go and librdkafka, from their packages, at our brokers.
 # PEERS=kafka-python,kafka-go runs some of them.

@@ -17,12 +17,13 @@ from __future__ import annotations
 
 import argparse
 import asyncio
+import os
 import signal
 import sys
 import tempfile
 import time
 import traceback
-from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Coroutine, Mapping, Sequence
 from contextlib import asynccontextmanager
 from functools import partial
 from pathlib import Path
@@ -37,7 +38,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.who import BrokerId, LeaderOf
 from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
-from tests.kafka_clients.programs import PROGRAMS, CannotBuild, Program
+from tests.kafka_clients.programs import PROGRAMS, Build, CannotBuild, Program
 from tests.kafka_clients.records import (
     NULL,
     PARTITIONS,
@@ -122,6 +123,10 @@ class Run:
             await self._process.wait()
         await asyncio.gather(*self._readers)
 
+    def text(self) -> str:
+        """All of its output."""
+        return "\n".join([*(" ".join(line) for line in self.lines), *self._errors])
+
     def told(self) -> str:
         notes = [" ".join(line) for line in self.lines if line[0] in ("note", "failed")]
         kinds = {kind: len(self.of(kind)) for kind in sorted({line[0] for line in self.lines})}
@@ -131,11 +136,24 @@ class Run:
 class Bench:
     """A client with its own topics and its programs."""
 
-    def __init__(self, cluster: LocalCluster, admin: Admin, name: str, program: Program) -> None:
+    def __init__(
+        self,
+        cluster: LocalCluster,
+        admin: Admin,
+        name: str,
+        program: Program,
+        *,
+        brokers: int = BROKERS,
+        environment: Mapping[str, str] | None = None,
+    ) -> None:
         self.cluster = cluster
         self.admin = admin
         self.name = name
         self.program = program
+        self.brokers = brokers
+        self._environment = {**os.environ, **(environment or {})}
+        if program.library_path:
+            self._environment["LD_LIBRARY_PATH"] = program.library_path
         self.bootstrap = cluster.bootstrap()
         self.base_ms = int(time.time() * 1000) - 3_600_000
 
@@ -152,6 +170,7 @@ class Bench:
             self.bootstrap,
             verb,
             *words,
+            env=self._environment,
             stdin=asyncio.subprocess.PIPE,
             stdout=asyncio.subprocess.PIPE,
             stderr=asyncio.subprocess.PIPE,
@@ -188,12 +207,12 @@ class Bench:
             raise Failed("; ".join(problems))
 
     @asynccontextmanager
-    async def killed(self, partition: TopicPartition) -> AsyncIterator[None]:
-        """Kill the partition's leader; restart it at the end of the context, and wait until the cluster is whole."""
+    async def killed(self, partition: TopicPartition) -> AsyncIterator[int]:
+        """Kill the partition's leader, and yield its id. At the end, restart it and wait until the cluster is whole."""
         [victim] = await asyncio.to_thread(self.cluster.kill, LeaderOf(partition))
         assert isinstance(victim, int)
         try:
-            yield
+            yield victim
         finally:
             await asyncio.to_thread(self.cluster.start, BrokerId(victim))
             await self.whole()
@@ -201,7 +220,7 @@ class Bench:
     async def whole(self) -> None:
         for _ in range(600):
             view = await asyncio.to_thread(self.cluster.view)
-            if len(view.brokers) == BROKERS and view.partitions and not view.under_replicated_partitions():
+            if len(view.brokers) == self.brokers and view.partitions and not view.under_replicated_partitions():
                 return
             await asyncio.sleep(0.1)
         raise Failed("the cluster is not whole again after 60 s")
@@ -422,14 +441,20 @@ Tell = Callable[[str, str | None], None]
 """Called with each check and its failure, or None."""
 
 
-async def judge(bench: Bench, name: str, check: Callable[[Bench], Awaitable[None]], tell: Tell) -> None:
+async def judge(
+    bench: Bench,
+    name: str,
+    check: Callable[[Bench], Awaitable[None]],
+    tell: Tell,
+    within_s: float = CHECK_TIMEOUT_S,
+) -> None:
     try:
-        async with asyncio.timeout(CHECK_TIMEOUT_S):
+        async with asyncio.timeout(within_s):
             await check(bench)
     except Failed as error:
         tell(name, str(error))
     except TimeoutError:
-        tell(name, f"not within {CHECK_TIMEOUT_S:.0f} s")
+        tell(name, f"not within {within_s:.0f} s")
     except Exception as error:  # noqa: BLE001 - any exception is a failure of the check
         traceback.print_exc()
         tell(name, repr(error))
@@ -469,47 +494,54 @@ async def try_steps(bench: Bench, what: str, tell: Tell, verb: str, **arguments:
         tell(what, str(error) or f"not within {2 * CHECK_TIMEOUT_S:.0f} s")
 
 
-async def try_clients(directory: Path, cache: Path, names: list[str], *, is_brief: bool = False) -> int:
-    """Return how many checks failed. SIGTERM cancels the run; the cluster is always taken down."""
+@asynccontextmanager
+async def running_cluster(
+    directory: Path, brokers: int, settings: Mapping[str, str], *, secure: bool | None = None
+) -> AsyncIterator[LocalCluster]:
+    """A cluster that is always taken down. SIGTERM cancels the run."""
     me = asyncio.current_task()
     assert me is not None
     asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, me.cancel)
     cluster = LocalCluster(directory)
-    rows: list[tuple[str, str, int, int, float]] = []
-    starting = asyncio.create_task(asyncio.to_thread(cluster.up, BROKERS, free_ports(BROKERS)[0], settings=SETTINGS))
+    up = partial(cluster.up, brokers, free_ports(brokers)[0], settings=dict(settings), secure=secure)
+    starting = asyncio.create_task(asyncio.to_thread(up))
     try:
         await asyncio.shield(starting)
-        async with Admin(cluster.bootstrap()) as admin:
-            for name in names:
-                began_s = time.monotonic()
-                outcomes: dict[str, str | None] = {}
-
-                def tell(
-                    check: str, problem: str | None, name: str = name, outcomes: dict[str, str | None] = outcomes
-                ) -> None:
-                    outcomes[check] = problem
-                    if problem is not None:
-                        print(f"{name}: {check} failed: {problem}", flush=True)
-
-                version = "-"
-                try:
-                    program = await asyncio.to_thread(PROGRAMS[name], cache)
-                    version = program.version
-                    began_s = time.monotonic()
-                    strategies = program.strategies
-                    if is_brief and strategies:
-                        at = list(PROGRAMS).index(name) % len(strategies)
-                        strategies = strategies[at : at + 1]
-                    await try_program(Bench(cluster, admin, name, program), strategies, tell)
-                except CannotBuild as error:
-                    tell("build", str(error))
-                failed = sum(problem is not None for problem in outcomes.values())
-                rows.append((name, version, len(outcomes) - failed, failed, time.monotonic() - began_s))
-                print("{:<16} {:<32} {:>3} passed, {:>2} failed in {:>3.0f} s".format(*rows[-1]), flush=True)
+        yield cluster
     finally:
         await asyncio.wait([starting])  # a cancelled task does not stop its thread
         if cluster.file_or_none() is not None:
             await asyncio.to_thread(cluster.down, kill=True)
+
+
+async def try_each(
+    builds: Mapping[str, Build],
+    names: Sequence[str],
+    cache: Path,
+    check: Callable[[str, Program, Tell], Awaitable[None]],
+) -> int:
+    """Build each client and check it. Print a table; return how many checks failed."""
+    rows: list[tuple[str, str, int, int, float]] = []
+    for name in names:
+        began_s = time.monotonic()
+        outcomes: dict[str, str | None] = {}
+
+        def tell(check: str, problem: str | None, name: str = name, outcomes: dict[str, str | None] = outcomes) -> None:
+            outcomes[check] = problem
+            if problem is not None:
+                print(f"{name}: {check} failed: {problem}", flush=True)
+
+        version = "-"
+        try:
+            program = await asyncio.to_thread(builds[name], cache)
+            version = program.version
+            began_s = time.monotonic()
+            await check(name, program, tell)
+        except CannotBuild as error:
+            tell("build", str(error))
+        failed = sum(problem is not None for problem in outcomes.values())
+        rows.append((name, version, len(outcomes) - failed, failed, time.monotonic() - began_s))
+        print("{:<16} {:<32} {:>3} passed, {:>2} failed in {:>3.0f} s".format(*rows[-1]), flush=True)
     print(f"\n{'client':<16} {'version':<32} {'passed':>6} {'failed':>6} {'seconds':>7}")
     for row in rows:
         print("{:<16} {:<32} {:>6} {:>6} {:>7.0f}".format(*row))
@@ -518,27 +550,55 @@ async def try_clients(directory: Path, cache: Path, names: list[str], *, is_brie
     return failed
 
 
-def main() -> None:
-    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    parser.add_argument("--only", default=",".join(PROGRAMS), help="the clients, separated by commas")
-    parser.add_argument("--brief", action="store_true", help="one strategy of each client's groups")
+async def try_clients(directory: Path, cache: Path, names: list[str], *, is_brief: bool = False) -> int:
+    """Return how many checks failed."""
+    async with running_cluster(directory, BROKERS, SETTINGS) as cluster, Admin(cluster.bootstrap()) as admin:
+
+        async def check(name: str, program: Program, tell: Tell) -> None:
+            strategies = program.strategies
+            if is_brief and strategies:
+                at = list(PROGRAMS).index(name) % len(strategies)
+                strategies = strategies[at : at + 1]
+            await try_program(Bench(cluster, admin, name, program), strategies, tell)
+
+        return await try_each(PROGRAMS, names, cache, check)
+
+
+def run_main(
+    document: str | None,
+    builds: Mapping[str, Build],
+    run: Callable[[Path, Path, list[str], argparse.Namespace], Coroutine[Any, Any, int]],
+    **flags: str,
+) -> None:
+    """Parse the command line, and run the clients in a directory of their own. `flags`: further flags with their
+    help."""
+    parser = argparse.ArgumentParser(description=document, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("--only", default=",".join(builds), help="the clients, separated by commas")
+    for flag, meaning in flags.items():
+        parser.add_argument(f"--{flag}", action="store_true", help=meaning)
     parser.add_argument(
         "--cache", type=Path, default=Path(".minibroker/kafka-clients"), help="kept downloads and builds"
     )
     parser.add_argument("--keep", type=Path, help="use this directory for the cluster and leave it, for its logs")
     arguments = parser.parse_args()
     names = arguments.only.split(",")
-    if unknown := [name for name in names if name not in PROGRAMS]:
-        parser.error(f"unknown client {unknown[0]!r}: choose from {', '.join(PROGRAMS)}")
+    if unknown := [name for name in names if name not in builds]:
+        parser.error(f"unknown client {unknown[0]!r}: choose from {', '.join(builds)}")
     arguments.cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(prefix="minibroker-clients-") as temporary:
         try:
-            directory = arguments.keep or Path(temporary)
-            failed = uvloop.run(try_clients(directory, arguments.cache.absolute(), names, is_brief=arguments.brief))
+            failed = uvloop.run(run(arguments.keep or Path(temporary), arguments.cache.absolute(), names, arguments))
         except asyncio.CancelledError:
             print("stopped: the cluster is down", flush=True)
             sys.exit(128 + signal.SIGTERM)
     sys.exit(1 if failed else 0)
+
+
+def main() -> None:
+    async def run(directory: Path, cache: Path, names: list[str], arguments: argparse.Namespace) -> int:
+        return await try_clients(directory, cache, names, is_brief=arguments.brief)
+
+    run_main(__doc__, PROGRAMS, run, brief="one strategy of each client's groups")
 
 
 if __name__ == "__main__":

@@ -23,7 +23,8 @@ Each is started as `PROGRAM BOOTSTRAP VERB name=value ...`. It prints lines of c
     fence    topic, id: commit, abort, be fenced and time out. Prints `ok STEP` or `bad STEP REASON`, and the errors
              that the client shows as `note`.
 
-`consume` reads uncommitted records, unless isolation=read_committed.
+`consume` reads uncommitted records, unless isolation=read_committed. `settings` says how a program finds the settings
+for a secured cluster.
 """
 
 from __future__ import annotations
@@ -34,10 +35,11 @@ import shutil
 import subprocess
 import sys
 from collections.abc import Callable
+from importlib import metadata
 from pathlib import Path
 from typing import NamedTuple
 
-from tests.kafka_clients.records import Expected, full_record, with_empty_header, without_headers
+from tests.kafka_clients.records import Expected, full_record, with_empty_header, with_key, without_headers
 
 HERE = Path(__file__).parent
 BUILD_TIMEOUT_S = 600
@@ -71,6 +73,8 @@ class Program(NamedTuple):
     verbs: tuple[str, ...] = ("produce", "consume", "seek", "group", "admin", "transfer", "fence")
     raises_epoch: bool = False
     """Whether each end of a transaction raises the producer's epoch (KIP-890)."""
+    library_path: str = ""
+    """The directory of the libraries that the program takes first; empty for those of the system."""
 
 
 Build = Callable[[Path], Program]
@@ -171,6 +175,41 @@ def confluent(cache: Path) -> Program:
     )
 
 
+def kcat_of_today(cache: Path) -> Program:
+    """kcat with the librdkafka of confluent-kafka: that of Debian's kcat, 2.0.2, repeats its nonce in SCRAM
+    (CVE-2024-56128), which brokers refuse."""
+    import confluent_kafka
+
+    libraries = Path(confluent_kafka.__file__).parent.with_name("confluent_kafka.libs")
+    directory = cache / "librdkafka"
+    directory.mkdir(parents=True, exist_ok=True)
+    link = directory / "librdkafka.so.1"
+    link.unlink(missing_ok=True)
+    link.symlink_to(next(libraries.glob("librdkafka-*.so.1")))
+    program = kcat(cache)
+    return program._replace(
+        version=f"{program.version.partition(',')[0]}, librdkafka {confluent_kafka.libversion()[0]}",
+        library_path=str(directory),
+    )
+
+
+# -- Python --
+
+
+def python(package: str, module: str, strategy: str) -> Build:
+    def build(cache: Path) -> Program:
+        return Program(
+            metadata.version(package),
+            [sys.executable, "-m", f"tests.kafka_clients.python.{module}"],
+            codecs=("none", "gzip"),
+            strategies=(strategy,),
+            expected=with_key,
+            verbs=("produce", "consume", "group", "admin"),
+        )
+
+    return build
+
+
 # -- Go --
 
 
@@ -237,3 +276,16 @@ PROGRAMS: dict[str, Build] = {
     "console-tools": console_tools,
     "spark": spark,
 }
+
+SECURED: dict[str, Build] = {
+    "kcat": kcat_of_today,
+    "confluent-kafka": confluent,
+    "aiokafka": python("aiokafka", "aiokafka_client", "round-robin"),
+    "kafka-python": python("kafka-python", "kafka_python_client", "range"),
+    "java-newest": java(NEWEST_JAVA),
+    "java-oldest": java(OLDEST_JAVA),
+    "franz-go": PROGRAMS["franz-go"],
+    "kafkajs": kafkajs,
+}
+"""The programs for `secured`; those that its documentation promises come first. The tests in `tests/integration` run
+aiokafka and kafka-python on an open cluster."""

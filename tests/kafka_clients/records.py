@@ -42,6 +42,11 @@ def with_empty_header(number: int) -> Content:
     return full_record(number)._replace(headers=f"n={number},empty=,null=")
 
 
+def with_key(number: int) -> Content:
+    """Records of clients that write a null header as an empty one, and need a key or a value."""
+    return with_empty_header(number)._replace(key=f"key-{number}")
+
+
 def without_headers(number: int) -> Content:
     """Records of a client that cannot set headers per record and needs a key."""
     return Content(f"key-{number}", full_record(number).value, "")

@@ -28,7 +28,7 @@ from confluent_kafka.admin import (  # type: ignore[attr-defined]
     ResourceType,
 )
 
-from tests.kafka_clients.confluent.transactions import fence, transfer
+from tests.kafka_clients.confluent.transactions import fence, servers, transfer
 from tests.kafka_clients.records import NULL, full_record
 
 WAIT_S = 20
@@ -61,7 +61,7 @@ def produce(bootstrap: str, arguments: dict[str, str]) -> None:
     number, count, per_second = (int(arguments[name]) for name in ("first", "count", "per_second"))
     for codec in arguments["codecs"].split(","):
         producer = Producer(
-            {"bootstrap.servers": bootstrap, "enable.idempotence": True, "compression.type": codec, "linger.ms": 5}
+            {**servers(bootstrap), "enable.idempotence": True, "compression.type": codec, "linger.ms": 5}
         )
 
         def on_delivery(number: int) -> Callable[[Any, Message], None]:
@@ -102,7 +102,7 @@ def tell_record(message: Message) -> None:
 
 def consumer(bootstrap: str, **settings: Any) -> Consumer:
     named = {name.replace("_", "."): value for name, value in settings.items()}
-    common = {"bootstrap.servers": bootstrap, "auto.offset.reset": "earliest", "enable.auto.commit": False}
+    common = {**servers(bootstrap), "auto.offset.reset": "earliest", "enable.auto.commit": False}
     return Consumer({**common, "group.id": "unused", **named})
 
 
@@ -190,7 +190,7 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
     topic = arguments["topic"]
     group_id = f"{topic}-group"
     zero = TopicPartition(topic, 0)
-    client = AdminClient({"bootstrap.servers": bootstrap})
+    client = AdminClient(servers(bootstrap))
     resource = ConfigResource(ResourceType.TOPIC, topic)
 
     def step(name: str, body: Callable[[], None]) -> None:
@@ -237,7 +237,7 @@ def admin(bootstrap: str, arguments: dict[str, str]) -> None:
         return int(of_one(client.list_offsets({zero: spec})).offset)
 
     def delete_records() -> None:
-        producer = Producer({"bootstrap.servers": bootstrap})
+        producer = Producer(servers(bootstrap))
         for number in range(10):
             producer.produce(topic, b"%d" % number, partition=0)
         producer.flush(WAIT_S)

@@ -10,6 +10,7 @@ from typing import Any
 from confluent_kafka import Consumer, IsolationLevel, KafkaError, KafkaException, Producer, TopicPartition
 from confluent_kafka.admin import AdminClient, OffsetSpec  # type: ignore[attr-defined]
 
+from tests.kafka_clients import settings
 from tests.kafka_clients.records import PARTITIONS
 
 WAIT_S = 30
@@ -19,10 +20,15 @@ ABORTED_OF = 4
 Tell = Callable[..., None]
 
 
+def servers(bootstrap: str) -> dict[str, Any]:
+    """The settings of all clients."""
+    return {**settings.of_librdkafka(), "bootstrap.servers": bootstrap}
+
+
 def new_producer(bootstrap: str, transactional_id: str, **settings: Any) -> Producer:
     named = {name.replace("_", "."): value for name, value in settings.items()}
     return Producer(
-        {"bootstrap.servers": bootstrap, "transactional.id": transactional_id, "linger.ms": 0, "log_level": 2, **named}
+        {**servers(bootstrap), "transactional.id": transactional_id, "linger.ms": 0, "log_level": 2, **named}
     )
 
 
@@ -32,7 +38,7 @@ def transfer(bootstrap: str, arguments: dict[str, str], tell: Tell) -> None:
     again(producer.init_transactions)
     reader = Consumer(
         {
-            "bootstrap.servers": bootstrap,
+            **servers(bootstrap),
             "group.id": arguments["group"],
             "auto.offset.reset": "earliest",
             "enable.auto.commit": False,
@@ -109,7 +115,7 @@ def rewind(reader: Consumer) -> None:
 
 def fence(bootstrap: str, arguments: dict[str, str], tell: Tell) -> None:
     topic, transactional_id = arguments["topic"], arguments["id"]
-    admin = AdminClient({"bootstrap.servers": bootstrap})
+    admin = AdminClient(servers(bootstrap))
     levels: Any = IsolationLevel
     producers: list[Producer] = []
 

@@ -4,6 +4,8 @@ package main
 import (
 	"bufio"
 	"context"
+	"crypto/tls"
+	"crypto/x509"
 	"errors"
 	"fmt"
 	"os"
@@ -15,6 +17,7 @@ import (
 	"github.com/twmb/franz-go/pkg/kadm"
 	"github.com/twmb/franz-go/pkg/kerr"
 	"github.com/twmb/franz-go/pkg/kgo"
+	"github.com/twmb/franz-go/pkg/sasl/scram"
 )
 
 const null = "\\N"
@@ -68,7 +71,40 @@ func textOf(data []byte) string {
 }
 
 func connect(options ...kgo.Opt) (*kgo.Client, error) {
-	return kgo.NewClient(append([]kgo.Opt{kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(200 * time.Millisecond)}, options...)...)
+	common := []kgo.Opt{kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(200 * time.Millisecond)}
+	if file := os.Getenv("CLIENT_SETTINGS"); file != "" {
+		secured, err := security(file)
+		if err != nil {
+			return nil, err
+		}
+		common = append(common, secured...)
+	}
+	return kgo.NewClient(append(common, options...)...)
+}
+
+// tests/kafka_clients/settings.py describes the file.
+func security(file string) ([]kgo.Opt, error) {
+	text, err := os.ReadFile(file)
+	if err != nil {
+		return nil, err
+	}
+	settings := map[string]string{}
+	for _, line := range strings.Split(string(text), "\n") {
+		name, value, _ := strings.Cut(line, "=")
+		settings[name] = value
+	}
+	authority, err := os.ReadFile(settings["ssl.ca.location"])
+	if err != nil {
+		return nil, err
+	}
+	authorities := x509.NewCertPool()
+	authorities.AppendCertsFromPEM(authority)
+	user := scram.Auth{User: settings["sasl.username"], Pass: settings["sasl.password"]}
+	return []kgo.Opt{
+		kgo.DialTLSConfig(&tls.Config{RootCAs: authorities}), kgo.SASL(user.AsSha256Mechanism()),
+		// It shows a refused password only in its log.
+		kgo.WithLogger(kgo.BasicLogger(os.Stderr, kgo.LogLevelWarn, nil)),
+	}, nil
 }
 
 func produce(ctx context.Context) error {

@@ -1,6 +1,11 @@
+import java.io.IOException;
 import java.io.PrintStream;
+import java.io.Reader;
+import java.io.UncheckedIOException;
 import java.lang.reflect.Method;
 import java.nio.charset.StandardCharsets;
+import java.nio.file.Files;
+import java.nio.file.Path;
 import java.time.Duration;
 import java.util.*;
 import java.util.concurrent.*;
@@ -60,6 +65,13 @@ public class Client {
 
     static Properties settings(String... pairs) {
         Properties settings = new Properties();
+        String file = System.getenv("CLIENT_SETTINGS");
+        if (file != null)
+            try (Reader reader = Files.newBufferedReader(Path.of(file))) {
+                settings.load(reader);
+            } catch (IOException error) {
+                throw new UncheckedIOException(error);
+            }
         settings.put("bootstrap.servers", bootstrap);
         for (int i = 0; i < pairs.length; i += 2) settings.put(pairs[i], pairs[i + 1]);
         return settings;
@@ -154,7 +166,7 @@ public class Client {
         Thread reader = new Thread(() -> {
             try {
                 while (System.in.read() >= 0);
-            } catch (java.io.IOException ignored) {
+            } catch (IOException ignored) {
                 // The driver has ended, so this program stops.
             }
             stopped.set(true);

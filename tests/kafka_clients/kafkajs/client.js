@@ -1,6 +1,7 @@
 // kafkajs with the verbs of programs.py, which describes the output.
 "use strict";
 
+const { readFileSync } = require("fs");
 const { CompressionCodecs, CompressionTypes, Kafka, logLevel } = require("kafkajs");
 CompressionCodecs[CompressionTypes.Snappy] = require("kafkajs-snappy");
 
@@ -9,7 +10,19 @@ const [bootstrap, verb, ...rest] = process.argv.slice(2);
 const args = Object.fromEntries(rest.map((each) => [each.slice(0, each.indexOf("=")), each.slice(each.indexOf("=") + 1)]));
 const { topic } = args;
 const partitions = Number(args.partitions);
-const kafka = new Kafka({ brokers: bootstrap.split(","), logLevel: logLevel.NOTHING, retry: { retries: 20, initialRetryTime: 100, maxRetryTime: 1000 } });
+
+// tests/kafka_clients/settings.py describes the file.
+function security(file) {
+  if (file === undefined) return {};
+  const lines = readFileSync(file, "utf8").split("\n").filter((line) => line);
+  const settings = Object.fromEntries(lines.map((line) => [line.slice(0, line.indexOf("=")), line.slice(line.indexOf("=") + 1)]));
+  return {
+    ssl: { ca: [readFileSync(settings["ssl.ca.location"], "utf8")] },
+    sasl: { mechanism: settings["sasl.mechanism"].toLowerCase(), username: settings["sasl.username"], password: settings["sasl.password"] },
+  };
+}
+
+const kafka = new Kafka({ ...security(process.env.CLIENT_SETTINGS), brokers: bootstrap.split(","), logLevel: logLevel.NOTHING, retry: { retries: 20, initialRetryTime: 100, maxRetryTime: 1000 } });
 
 const tell = (...cells) => console.log(cells.map((cell) => String(cell).replace(/[\t\r\n]/g, " ")).join("\t"));
 const textOf = (data) => (data === null || data === undefined ? NULL : data.toString());

@@ -9,6 +9,7 @@ import threading
 import time
 from typing import IO
 
+from tests.kafka_clients import settings
 from tests.kafka_clients.records import NULL, without_headers
 
 KEY = ":"
@@ -16,10 +17,9 @@ KEY = ":"
 
 def main() -> None:
     bootstrap, verb, *rest = sys.argv[1:]
-    VERBS[verb](
-        ["kcat", "-b", bootstrap, "-X", "topic.metadata.refresh.interval.ms=1000"],
-        dict(each.split("=", 1) for each in rest),
-    )
+    file = settings.file()
+    kcat = ["kcat", *(["-F", file] if file else []), "-b", bootstrap, "-X", "topic.metadata.refresh.interval.ms=1000"]
+    VERBS[verb](kcat, dict(each.split("=", 1) for each in rest))
     tell("end")
 
 
