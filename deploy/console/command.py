@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import ipaddress
 import socket
 import sys
@@ -42,7 +43,7 @@ def console(
         typer.Option("--allow-faults", help="Add buttons that kill, pause, stop and start the cluster's processes."),
     ] = False,
 ) -> None:
-    """Serve pages that show the cluster in a browser, live: partitions, failovers, groups, records, settings.
+    """Serve pages that show the cluster in a browser, live: partitions, failovers, groups, metrics, records.
 
     With --allow-faults, a page breaks the cluster of this machine, as `minibroker kill` and its siblings do.
 
@@ -82,18 +83,23 @@ async def _serve(servers: partial[str], files: Path | None, host: str, port: int
     from minibroker.deploy.console.edge import Console, Server
     from minibroker.deploy.console.faults import Faults
     from minibroker.deploy.console.reading import Reader
+    from minibroker.deploy.console.sampling import Sampler
 
     listening = listen(host, port)
     reader = Reader(servers, files)
     faults = Faults(LocalCluster(files)) if allow_faults and files is not None else None
-    server = Server(Console(reader, faults), host, ENDING_WITHIN_S)
+    sampler = Sampler(reader.look, files)
+    server = Server(Console(reader, sampler, faults), host, ENDING_WITHIN_S)
     shown = f"[{host}]" if ":" in host else host
     sys.stdout.write(f"http://{shown}:{listening.getsockname()[1]}/\n")
     sys.stdout.flush()
     note("Ctrl-C ends the console")
+    sampling = asyncio.create_task(sampler.run())
     try:
         await server.serve([listening])
     finally:
+        sampling.cancel()
+        await asyncio.wait([sampling])
         await reader.close()
 
 

@@ -17,6 +17,7 @@ import ipaddress
 import logging
 import secrets
 import socket
+import time
 from collections.abc import AsyncIterator, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -33,12 +34,13 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minibroker.client.cli.timelines.story import Story, failovers
-from minibroker.deploy.console import fault_page, pages, record_page
+from minibroker.deploy.console import fault_page, pages, plots, record_page
 from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
 from minibroker.deploy.console.markup import Markup
 from minibroker.deploy.console.parts import Sections, address, content, frame, notice, topic_form
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.records import AUTO, FORMATS, RecordReading, Records
+from minibroker.deploy.console.sampling import Sampler
 from minibroker.deploy.console.shared import Pace, Reading, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
@@ -70,6 +72,7 @@ TITLES = {
     "/": "Overview",
     "/failovers": "Failovers",
     "/groups": "Groups",
+    plots.PATH: "Metrics",
     record_page.RECORDS: "Records",
     record_page.SETTINGS: "Settings",
     fault_page.PATH: "Faults",
@@ -147,7 +150,9 @@ class View(Generic[T]):
 
 
 class Console:
-    def __init__(self, reader: Reader, faults: Faults | None = None, pace: Pace | None = None) -> None:
+    def __init__(
+        self, reader: Reader, sampler: Sampler, faults: Faults | None = None, pace: Pace | None = None
+    ) -> None:
         """With `faults`, the console has a page that breaks the cluster."""
         pace = pace or Pace()
         self._faults = faults
@@ -168,6 +173,7 @@ class Console:
         def of_settings(query: Query) -> Shared[record_page.Settings]:
             return Shared(lambda: reader.settings(query), SETTINGS_EVERY_S, pace=pace)
 
+        timelines = Readings(of_timeline)
         self._views: dict[str, View[Any]] = {
             "/": View(
                 Readings(of_cluster),
@@ -176,7 +182,7 @@ class Console:
                 lambda state, query: topic_form("/", query, topics_of_cluster(state)),
             ),
             "/failovers": View(
-                Readings(of_timeline),
+                timelines,
                 self._failover_sections,
                 lambda _: Query(),
                 lambda timeline, query: topic_form("/failovers", query, topics_of_timeline(timeline)),
@@ -186,6 +192,14 @@ class Console:
                 Readings(of_groups), pages.group_sections, lambda query: Query(group=query.group, page=query.page)
             ),
         }
+        self._views[plots.PATH] = View(
+            timelines,
+            lambda timeline, _: plots.metric_sections(
+                sampler.samples, None if timeline is None else self._told(timeline, ""), time.time()
+            ),
+            lambda _: Query(),
+            version=lambda: sampler.version,
+        )
         self._views[record_page.RECORDS] = View(
             Readings(of_records),
             record_page.record_sections,

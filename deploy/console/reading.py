@@ -32,6 +32,7 @@ from minibroker.deploy.console.records import (
     RecordReading,
     Records,
 )
+from minibroker.deploy.console.sampling import Sight
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, page_of, shown_partitions
 from minibroker.protocol.errors import BrokerError, MinibrokerError
@@ -43,10 +44,19 @@ API_TIMEOUT_MS = 1_500
 """A request that one hanging broker has not answered in `ANSWER_WITHIN_S` can still be answered by another."""
 MAX_ENTRIES = 2_000
 """As many entries of each broker's timeline are kept as the broker itself keeps."""
-_CLUSTER, _TIMELINE, _GROUPS, _RECORDS, _SETTINGS = "cluster", "timeline", "groups", "records", "settings"
+_CLUSTER, _TIMELINE, _GROUPS, _RECORDS, _SETTINGS, _SAMPLES = (
+    "cluster",
+    "timeline",
+    "groups",
+    "records",
+    "settings",
+    "samples",
+)
 _MIN_ISR = "min.insync.replicas"
 _TOPICS_AT_A_TIME = 100
 _GROUPS_AT_A_TIME = 16
+GROUPS_SAMPLED = 20
+"""The lag of more groups is not sampled, since each costs its coordinator a write."""
 
 Key = tuple[int, int]
 """An entry's number and time: if a broker's disk is replaced, it counts from 1 again."""
@@ -182,6 +192,37 @@ class Reader:
             **security.chosen(),
         )
 
+    async def look(self) -> Sight:
+        """Return what a sample of the plots needs. Raises MinibrokerError if no broker answers."""
+        admin = await self._open(_SAMPLES)
+        try:
+            topics = await admin.describe_topics()
+            ids = [broker.id for broker in (await admin.describe_cluster()).brokers]
+        except MinibrokerError:
+            await self._drop(_SAMPLES)
+            raise
+        behind = await asyncio.gather(*(_behind(admin, broker_id) for broker_id in ids))
+        partitions = [each for topic in topics.values() for each in topic.partitions]
+        names = [
+            TopicPartition(topic.name, each.partition)
+            for topic in topics.values()
+            if not topic.is_internal
+            for each in topic.partitions
+        ]
+        ends, committed = await asyncio.gather(end_offsets(admin, topics, names), _sampled_offsets(admin))
+        return Sight(
+            ends,
+            sum(each.leader is None for each in partitions),
+            sum(len(each.isr) < len(each.replicas) for each in partitions),
+            sum(max(0, lag) for each in behind if each is not None for lag in each.values()),
+            sum(
+                max(0, ends[partition] - offset.offset)
+                for offsets in committed.values()
+                for partition, offset in offsets.items()
+                if partition in ends
+            ),
+        )
+
     async def settings(self, query: Query) -> Settings:
         """Return the settings of the query's topic or broker, or of the first broker. Raises MinibrokerError if no
         broker answers."""
@@ -274,6 +315,15 @@ async def _min_isr(admin: Admin, topics: Mapping[str, TopicDescription]) -> dict
     return {
         resource.name: int(entries[_MIN_ISR].value or 0) for resource, entries in found.items() if _MIN_ISR in entries
     }
+
+
+async def _sampled_offsets(admin: Admin) -> dict[str, Committed]:
+    try:
+        groups = [each.group for each in await admin.list_groups()]
+    except MinibrokerError:
+        return {}
+    found, _ = await _committed(admin, dict.fromkeys(groups[:GROUPS_SAMPLED]))
+    return found
 
 
 Committed = dict[TopicPartition, OffsetAndMetadata]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable
 from typing import NamedTuple
 
 from minibroker.client.administering.configs import ConfigEntry
@@ -76,7 +76,8 @@ def record_sections(records: Records | None, query: Query) -> Sections:
             counted(read, "partition")
             if read == records.partitions or query.partition
             else f"the first {MAX_PARTITIONS} of {records.partitions:,} partitions: choose one for the others",
-            f", up to {total:,} records",
+            f", {total:,} offsets",
+            "" if query.start else "; the newest records first",
         ]
         if len(records.extents) == 1:
             (extent,) = records.extents.values()
@@ -91,9 +92,9 @@ def record_sections(records: Records | None, query: Query) -> Sections:
             element("td", shown(each.value, query.form), class_="data"),
             element("td", [f"{name}={shown(value, query.form)} " for name, value in each.headers[:10]], class_="data"),
         )
-        for each in records.records
+        for each in (records.records if query.start else records.records[::-1])
     ]
-    header = ("Partition", "Offset", "Time", "Key", "Value", "Headers")
+    header = ("Partition", "Offset", "Timestamp", "Key", "Value", "Headers")
     return {
         "extent": section("extent", element("p", facts) if facts else None, problem, _record_links(records, query)),
         "records": section(
@@ -110,7 +111,7 @@ def _record_links(records: Records, query: Query) -> Markup | None:
     (extent,) = records.extents.values()
     (partition,) = records.extents
     here = query._replace(partition=str(partition.partition))
-    first, last = records.records[0].offset, records.records[-1].offset
+    first, last = records.records[0].offset, records.records[-1].offset  # one partition's are in this order
     links = []
     if first > extent.first:
         before = max(extent.first, first - SHOWN)
@@ -147,12 +148,12 @@ def settings_sections(settings: Settings | None, query: Query) -> Sections:
     owners = [(f"broker {each}", Query(broker=str(each))) for each in settings.brokers]
     owners.append(("all brokers", Query(broker=ALL_BROKERS)))
     links = [
-        element("a", name, " ", href=address(SETTINGS, there), aria_current="true" if name == settings.owner else None)
+        element("a", name, href=address(SETTINGS, there), aria_current="true" if name == settings.owner else None)
         for name, there in owners
     ]
     given = [each for each in settings.entries if each.problem or each.source is not ConfigSource.DEFAULT_CONFIG]
     defaults = [each for each in settings.entries if each not in given]
-    header = ("Setting", "Value", "From", "Overrides", "May be changed", "Meaning")
+    header = ("Setting", "Value", "From", "May be changed")
     none = "Nothing is set there: the brokers' own settings and the defaults apply."
     return {
         "owners": section("owners", element("p", "Settings of ", [[each, " "] for each in links], class_="pager")),
@@ -178,19 +179,24 @@ def settings_sections(settings: Settings | None, query: Query) -> Sections:
 
 
 def _setting(entry: ConfigEntry) -> Markup:
-    return element(
-        "tr",
-        element("th", entry.name, scope="row"),
-        element("td", "(secret)" if entry.is_sensitive else "–" if entry.value is None else entry.value, class_="data"),
-        element("td", SOURCES[entry.source]),
-        element("td", _overridden(entry)),
-        element("td", "without effect" if entry.is_without_effect else "no" if entry.is_read_only else "yes"),
-        element("td", entry.problem or entry.documentation or "", class_="data" if not entry.problem else "data dead"),
-    )
-
-
-def _overridden(entry: ConfigEntry) -> str:
-    others: Sequence[str] = [
+    value = "(secret)" if entry.is_sensitive else "–" if entry.value is None else entry.value
+    overridden = [
         f"{'(secret)' if entry.is_sensitive else each.value} ({SOURCES[each.source]})" for each in entry.synonyms[1:]
     ]
-    return ", ".join(others) or "–"
+    return element(
+        "tr",
+        element(
+            "th",
+            entry.name,
+            element("p", entry.documentation, class_="meaning") if entry.documentation else None,
+            element("p", entry.problem, class_="bad") if entry.problem else None,
+            scope="row",
+        ),
+        element("td", value, class_="data"),
+        element(
+            "td",
+            SOURCES[entry.source],
+            element("p", f"instead of {', '.join(overridden)}", class_="meaning") if overridden else None,
+        ),
+        element("td", "without effect" if entry.is_without_effect else "no" if entry.is_read_only else "yes"),
+    )

@@ -129,7 +129,10 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
     partitions.until("troubles", "Partitions in trouble", "out of sync")
     assert f"Broker {killed} was lost" in console.page("/failovers?topic=orders")
 
-    # With both streams open, Ctrl-C ends the console at once.
+    metrics = console.news("/events/metrics")
+    metrics.until("plots", "/s now", "1 in ten minutes, the longest")
+
+    # With all streams open, Ctrl-C ends the console at once.
     assert console.interrupt() == (130, "")
 
 

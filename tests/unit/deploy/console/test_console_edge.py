@@ -19,6 +19,7 @@ from minibroker.deploy.console.command import listen
 from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
 from minibroker.deploy.console.faults import Faults
 from minibroker.deploy.console.reading import Reader
+from minibroker.deploy.console.sampling import Sampler, Sight
 from minibroker.deploy.console.shared import MAX_KEPT, NOT_IN_TIME, Pace, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
@@ -61,6 +62,9 @@ class Cluster:
     async def timeline(self) -> Timeline:
         return Timeline(0, [], {})
 
+    async def look(self) -> Sight:
+        return Sight({}, 0, 0, 0, 0)
+
     def timeline_in_files(self) -> Timeline | None:
         return None
 
@@ -70,7 +74,7 @@ class Cluster:
 
 def _console(cluster: Cluster, faults: Faults | None = None) -> Console:
     reader: Any = cluster
-    return Console(reader, faults, UNHURRIED)
+    return Console(reader, Sampler(reader.look, None), faults, UNHURRIED)
 
 
 def _application(cluster: Cluster) -> Starlette:

@@ -113,7 +113,7 @@ def test_a_setting_says_where_it_comes_from_and_what_it_overrides() -> None:
     secret = given._replace(name="password", value=None, is_sensitive=True, problem=EVIL)
     settings = Settings(("orders",), (1, 2), "topic orders", (given, default, secret), None)
     html = settings_sections(settings, Query(topic="orders"))
-    assert "7 (broker, when it started), 9 (default)" in html["settings"]
+    assert "instead of 7 (broker, when it started), 9 (default)" in html["settings"]
     assert "1 default<" in html["settings"]
     assert "(secret)" in html["settings"]
     assert "<script" not in html["settings"]

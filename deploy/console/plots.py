@@ -1,0 +1,153 @@
+"""Plots of the last ten minutes as SVG. Pure.
+
+Positions are attributes and not styles, as in `chart`. A plot says its latest, least and greatest value in words, for
+readers who do not see it.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from itertools import count
+from typing import NamedTuple
+
+from minibroker.client.cli.timelines.story import Story
+from minibroker.client.cli.timelines.words import milliseconds
+from minibroker.deploy.console.markup import Markup, element
+from minibroker.deploy.console.parts import Sections, section
+from minibroker.deploy.console.sampling import EVERY_S, KEPT_S, MAX_EVERY_S, Sample
+
+PATH = "/metrics"
+WIDTH, HEIGHT = 600, 150
+LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 24
+GAP_S = 2 * MAX_EVERY_S
+"""Points that are further apart are not joined."""
+TICK_S = 120
+
+Point = tuple[float, float]
+"""Seconds before now, and a value."""
+
+
+class Plot(NamedTuple):
+    lines: tuple[tuple[tuple[float, float], ...], ...]
+    """Joined positions."""
+    bars: tuple[tuple[float, float], ...]
+    """Positions of their upper ends."""
+    ticks: tuple[tuple[float, str], ...]
+    """Of time."""
+    levels: tuple[tuple[float, str], ...]
+    """Of values."""
+
+
+def plot_of(points: Sequence[Point], bars: Sequence[Point] = ()) -> Plot:
+    """Lay out points in the order of time, and bars."""
+    step = _step(max([0.0, *(value for _, value in (*points, *bars))]))
+    top = step * 3
+
+    def place(point: Point) -> tuple[float, float]:
+        ago_s, value = point
+        x = LEFT + (1 - ago_s / KEPT_S) * (WIDTH - LEFT - RIGHT)
+        return x, TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM)
+
+    lines: list[list[tuple[float, float]]] = []
+    last_s: float | None = None
+    for point in points:
+        if last_s is None or last_s - point[0] > GAP_S:
+            lines.append([])
+        lines[-1].append(place(point))
+        last_s = point[0]
+    return Plot(
+        tuple(map(tuple, lines)),
+        tuple(map(place, bars)),
+        tuple(
+            (place((ago_s, 0))[0], f"−{ago_s // 60} min" if ago_s else "now")
+            for ago_s in range(int(KEPT_S), -1, -TICK_S)
+        ),
+        tuple((place((0, step * each))[1], _short(step * each)) for each in range(4)),
+    )
+
+
+def _step(greatest: float) -> int:
+    """Return a third of the axis: 1, 2 or 5 times a power of ten."""
+    steps = (factor * int(10**power) for power in count() for factor in (1, 2, 5))
+    return next(step for step in steps if step * 3 >= greatest)
+
+
+def _short(value: float) -> str:
+    for limit, unit in ((10**9, "G"), (10**6, "M"), (10**3, "k")):
+        if value >= limit:
+            return f"{value / limit:g}{unit}"
+    return f"{value:g}"
+
+
+def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, now_s: float) -> Sections:
+    """`stories` are the recorded failovers; None: the timeline could not be read."""
+
+    def points(value: Callable[[Sample], float | None]) -> list[Point]:
+        found = ((now_s - sample.at_s, value(sample)) for sample in samples)
+        return [(ago_s, value) for ago_s, value in found if value is not None and 0 <= ago_s <= KEPT_S]
+
+    stalls = [
+        (ago_s, story.led_ms)
+        for story in stories or ()
+        if story.led_ms is not None and 0 <= (ago_s := now_s - story.began_ms / 1_000) <= KEPT_S
+    ]
+    parts = [
+        _figure("records", "Records produced per second", "/s", points(lambda each: each.records_per_s)),
+        _figure("stalls", "Failovers: time until led again", " ms", (), stalls),
+        _figure("produce", "Mean time of producers' requests", " ms", points(lambda each: each.produce_ms)),
+        _figure("groups", "Lag of consumer groups", " records", points(lambda each: each.group_lag)),
+        _figure(
+            "followers", "Committed records that followers lack", " records", points(lambda each: each.follower_lag)
+        ),
+        _figure("under", "Under-replicated partitions", "", points(lambda each: each.under_replicated)),
+        _figure("leaderless", "Partitions without a leader", "", points(lambda each: each.leaderless)),
+    ]
+    text = f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs."
+    return {"plots": section("plots", element("p", text, class_="legend"), element("div", parts, class_="plots"))}
+
+
+def _figure(name: str, title: str, unit: str, points: Sequence[Point], bars: Sequence[Point] = ()) -> Markup:
+    values = [value for _, value in (*points, *bars)]
+    if not values:
+        said = "none" if name == "stalls" else "no value yet"
+    elif name == "stalls":
+        said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))}"
+    else:
+        said = f"{_exact(values[-1])}{unit} now; {_exact(min(values))} to {_exact(max(values))}"
+    return element(
+        "figure",
+        element("figcaption", element("strong", title), element("span", f" {said}", class_="said")),
+        _drawing(plot_of(points, bars), f"{title}: {said}"),
+        id=f"plot-{name}",
+    )
+
+
+def _exact(value: float) -> str:
+    return f"{value:,.0f}" if value >= 10 or value == int(value) else f"{value:.1f}"
+
+
+def _drawing(plot: Plot, label: str) -> Markup:
+    floor = HEIGHT - BOTTOM
+    shapes: list[Markup] = []
+    for y, text in plot.levels:
+        shapes.append(element("line", class_="tick", x1=LEFT, x2=WIDTH - RIGHT, y1=_px(y), y2=_px(y)))
+        shapes.append(element("text", text, class_="level", x=LEFT - 8, y=_px(y + 4)))
+    for at, (x, text) in enumerate(plot.ticks):
+        kind = "tick-label first" if at == 0 else "tick-label last" if text == "now" else "tick-label"
+        shapes.append(element("text", text, class_=kind, x=_px(x), y=HEIGHT - 6))
+    for line in plot.lines:
+        shape = " ".join(f"{_px(x)},{_px(y)}" for x, y in line)
+        if len(line) == 1:
+            shapes.append(element("circle", class_="point", cx=_px(line[0][0]), cy=_px(line[0][1]), r=2))
+            continue
+        shapes.append(
+            element("polygon", class_="area", points=f"{_px(line[0][0])},{floor} {shape} {_px(line[-1][0])},{floor}")
+        )
+        shapes.append(element("polyline", class_="line", points=shape))
+    for x, y in plot.bars:
+        shapes.append(element("line", class_="bar", x1=_px(x), x2=_px(x), y1=floor, y2=_px(y)))
+    return element("svg", shapes, class_="plot", viewBox=f"0 0 {WIDTH} {HEIGHT}", role="img", aria_label=label)
+
+
+def _px(value: float) -> str:
+    return f"{value:.1f}"
