@@ -204,6 +204,11 @@ class MetadataCache:
             and any(partition.leader in leaders for partition in topic.partitions.values())
         ]
 
+    def has_an_answer(self, topics: Iterable[str] | None) -> bool:
+        """Return whether this broker knows enough of the cluster to describe these topics; None: all of them. A broker
+        that has just started knows nothing until the controller's first requests have arrived."""
+        return bool(self._brokers) if topics is not None else self._has_been_told_all
+
     def describe(
         self,
         topics: Iterable[str] | None,
@@ -223,13 +228,11 @@ class MetadataCache:
           led by one.
         - `lost_leaders`: brokers that are alive here but must not be named as leaders.
 
-        Until this broker has received all topics, a request for all of them is answered with the known ones and without
-        brokers. Clients do not accept that as an answer, as from a broker that has just started.
+        While `has_an_answer` is false, no brokers are named. minibroker's clients do not accept that as an answer.
         """
         brokers = []
-        has_an_answer = topics is not None or self._has_been_told_all
         named = self._brokers | self.departed if with_departed else self._brokers
-        for broker in named.values() if has_an_answer else ():
+        for broker in named.values() if self.has_an_answer(topics) else ():
             endpoint = next((e for e in broker.endpoints if e.listener == listener), None)
             if endpoint is not None:
                 brokers.append(MetadataBroker(broker.id, endpoint.host, endpoint.port, broker.rack))

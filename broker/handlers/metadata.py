@@ -3,12 +3,18 @@
 librdkafka asks in the millisecond in which its connection breaks, before any successor can have been elected. If the
 answer named the dead leader, it would pause for a second; if it named none, for at least a tenth of a second. If this
 broker has just lost the leader as well, the answer therefore waits for the election, which is shorter.
+
+A client asks a broker that has just started, too, which knows no other broker until the controller's first request
+arrives. If an answer names no brokers, librdkafka drops all that it knows, and with them its last connection: it stands
+still until the process is restarted. Kafka's clients therefore wait for that request; if it does not come, their
+connection is closed, and they ask another broker. An answer without brokers is also a wrong one to administrators.
 """
 
 import re
 from collections.abc import Callable, Collection
 from functools import partial
 
+from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers.administering.topics import may_change
 from minibroker.broker.handlers.services import Services
 from minibroker.broker.network.request_channel import Request
@@ -41,6 +47,11 @@ _MOST_TOPICS = 100
 expensive to answer many at a time."""
 
 
+FIRST_NEWS_MS = 5_000
+"""The maximum time that a client waits for a broker that the controller has not told of the cluster yet. The controller
+usually does so within milliseconds of the registration."""
+
+
 class DelayedMetadata(DelayedOperation):
     """Completes when none of the topics is led by a broker that was just lost. It is checked on each change of leaders,
     and drops each topic once that one is settled."""
@@ -64,8 +75,48 @@ class DelayedMetadata(DelayedOperation):
         self._respond()
 
 
+class AwaitsFirstNews(DelayedOperation):
+    """Completes when this broker can describe these topics; None: all of them."""
+
+    def __init__(
+        self, metadata: MetadataCache, topics: Collection[str] | None, answer: Callable[[], None], request: Request
+    ) -> None:
+        super().__init__(FIRST_NEWS_MS)
+        self._metadata = metadata
+        self._topics = topics
+        self._answer = answer
+        self._request = request
+
+    def try_complete(self) -> bool:
+        return self._metadata.has_an_answer(self._topics) and self.force_complete()
+
+    def on_complete(self) -> None:
+        if self._metadata.has_an_answer(self._topics):
+            self._answer()
+        else:
+            self._request.close_connection(
+                f"it asked for the cluster's brokers, and no controller has named them within {FIRST_NEWS_MS} ms"
+            )
+            self._request.respond_nothing()
+
+
+def _once_known(
+    services: Services, request: Request, topics: Collection[str] | None, answer: Callable[[], None]
+) -> None:
+    """Answer at once, or when this broker has heard of the cluster."""
+    if services.metadata.has_an_answer(topics) or not request.source.dialect.drops_unnamed_brokers:
+        answer()
+    else:
+        waiting = AwaitsFirstNews(services.metadata, topics, partial(services.metadata_answers.call, answer), request)
+        services.topic_purgatory.try_complete_else_watch(waiting, [ELECTIONS])
+
+
 async def handle_metadata(services: Services, request: Request, body: MetadataRequest) -> None:
     """Answer with the topics' metadata. A missing topic that may be created is LEADER_NOT_AVAILABLE until it exists."""
+    _once_known(services, request, body.topics, partial(_answer_metadata, services, request, body))
+
+
+def _answer_metadata(services: Services, request: Request, body: MetadataRequest) -> None:
 
     def led_by_lost(topics: list[str]) -> list[str]:
         return services.metadata.led_by(services.replicas.fetchers.lost_leaders(), topics)
@@ -140,16 +191,20 @@ async def handle_describe_cluster(services: Services, request: Request, body: De
     """Raise BrokerError(INVALID_REQUEST) if controllers are requested: every controller is a broker."""
     if body.endpoint_type != BROKER_ENDPOINTS:
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"endpoint type {body.endpoint_type}: only brokers (1) exist")
-    known = services.metadata.describe((), request.listener)
-    request.respond(
-        DescribeClusterResponse(
-            0,
-            ErrorCode.NONE,
-            cluster_id=known.cluster_id or "",
-            controller_id=known.controller_id,
-            brokers=[DescribeClusterBroker(b.node_id, b.host, b.port, b.rack) for b in known.brokers],
-            cluster_authorized_operations=SUPPORTED_BITS[AclResourceType.CLUSTER]
-            if body.include_cluster_authorized_operations
-            else NO_OPERATIONS,
+
+    def answer() -> None:
+        known = services.metadata.describe((), request.listener)
+        request.respond(
+            DescribeClusterResponse(
+                0,
+                ErrorCode.NONE,
+                cluster_id=known.cluster_id or "",
+                controller_id=known.controller_id,
+                brokers=[DescribeClusterBroker(b.node_id, b.host, b.port, b.rack) for b in known.brokers],
+                cluster_authorized_operations=SUPPORTED_BITS[AclResourceType.CLUSTER]
+                if body.include_cluster_authorized_operations
+                else NO_OPERATIONS,
+            )
         )
-    )
+
+    _once_known(services, request, (), answer)

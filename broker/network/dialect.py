@@ -111,7 +111,8 @@ class Dialect(Protocol):
     @property
     def drops_unnamed_brokers(self) -> bool:
         """Whether the peer drops a broker that a Metadata answer does not name, together with the requests that it was
-        about to move to another broker. For such peers, a broker is named for a while after it has gone."""
+        about to move to another broker. For such peers, a broker is named for a while after it has gone, and a broker
+        that has just started does not answer until it can name the others."""
         ...
 
     @property
@@ -150,7 +151,7 @@ class Dialect(Protocol):
         ...
 
     def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer | None:
-        """Return the bytes of an answer that reports the failure of the whole request. None: the peer expects no answer
-        and would take one for the answer to its next request, so its connection is closed instead. May run in any
-        thread."""
+        """Return the bytes of an answer that reports the failure of the whole request. None: no answer can tell this
+        peer of it (it expects none, and would take one for the answer to its next request), so its connection is closed
+        instead. May run in any thread."""
         ...

@@ -37,7 +37,14 @@ from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.kafka import apis as kafka
 from minibroker.protocol.kafka.primitives import MessageReader, TooManyElements
 from minibroker.protocol.kafka.schema import KafkaApi
-from minibroker.protocol.messages import ApiVersion, ApiVersionsRequest, ApiVersionsResponse, Message, ProduceRequest
+from minibroker.protocol.messages import (
+    ApiVersion,
+    ApiVersionsRequest,
+    ApiVersionsResponse,
+    Message,
+    MetadataRequest,
+    ProduceRequest,
+)
 
 logger = logging.getLogger("minibroker.network")
 
@@ -165,6 +172,8 @@ class KafkaDialect(FrameReader):
     def encode_error(self, asked: Asked, code: ErrorCode, message: str) -> Answer | None:
         if isinstance(asked.body, ProduceRequest) and asked.body.acks == 0:
             return None
+        if isinstance(asked.body, MetadataRequest):
+            return None  # it would name no brokers, and librdkafka would drop all that it knows
         failed = kafka.KAFKA_APIS[asked.api.key].failed(asked.body, code, message[:1_000])
         return self.encode_response(asked, failed)
 

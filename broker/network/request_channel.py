@@ -393,7 +393,7 @@ class Request:
 
     def _finish_error(self, code: ErrorCode, message: str, answer: Answer | None) -> None:
         if answer is None:
-            self.close_connection(f"{code.name}, and the client expects no answer: {message}")
+            self.close_connection(f"{code.name}, which no answer can tell this client: {message}")
         self._finish(answer)
 
     def _finish(self, answer: Answer | None) -> None:

@@ -120,3 +120,11 @@ def lost_leaders_stay_lost(patches: Patches) -> None:
     @patches.instead_of(ReplicaFetcher, "is_lost")
     def is_lost(original: Any, self: Any) -> bool:
         return self._broke_s is not None
+
+
+@mutant(
+    "a cluster without brokers",
+    "a broker that has just started names no brokers to Kafka's clients, which then drop them all",
+)
+def nothing_is_known_at_the_start(patches: Patches) -> None:
+    patches.set(KafkaDialect, "drops_unnamed_brokers", False)

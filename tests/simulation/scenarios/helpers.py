@@ -13,6 +13,7 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.simulator.cluster import VirtualCluster
 from minibroker.simulator.loop import run
 from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 
 T = TypeVar("T")
 
@@ -85,3 +86,8 @@ def replica_of(cluster: VirtualCluster, broker_id: int, partition: TopicPartitio
     replica = replicas_of(cluster, broker_id).partitions.get(partition)
     assert replica is not None
     return replica
+
+
+def session_of(cluster: VirtualCluster, broker_id: int) -> VirtualSession:
+    """Return the latest ZooKeeper session of a broker."""
+    return [s for s in cluster.simulation.zookeeper.sessions if s.owner.startswith(f"broker-{broker_id}#")][-1]

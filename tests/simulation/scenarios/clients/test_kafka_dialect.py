@@ -9,7 +9,7 @@ from unittest.mock import patch
 
 import pytest
 
-from minibroker.broker.handlers.metadata import ELECTION_MS
+from minibroker.broker.handlers.metadata import ELECTION_MS, FIRST_NEWS_MS
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
@@ -35,10 +35,11 @@ from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import make
 from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from minibroker.simulator.world import VirtualWorld
+from minibroker.simulator.zookeeper import VirtualSession
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
 from tests.running import run_by
-from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
+from tests.simulation.scenarios.helpers import replica_of, replicas_of, session_of, with_client
 
 ORDERS = "orders"
 
@@ -667,6 +668,63 @@ async def of_leader_and_others(
         if leader != NO_LEADER:
             return leader, set(cluster.broker_ids) - {leader}, connections
         await asyncio.sleep(0.1)
+
+
+async def started_without_news(cluster: VirtualCluster) -> tuple[int, VirtualSession]:
+    """Start a broker anew that no other can reach, and which cannot be elected as the controller. Return its id and its
+    session of ZooKeeper, which is suspended."""
+    [controller] = cluster.active_controllers()
+    broker_id = min(set(cluster.broker_ids) - {controller})
+    cluster.kill_broker(broker_id)
+    for other in set(cluster.broker_ids) - {broker_id}:
+        cluster.simulation.network.block(host_name(other), host_name(broker_id))
+        cluster.simulation.network.block(host_name(broker_id), host_name(other))
+    await cluster.start_broker(broker_id)
+    session = session_of(cluster, broker_id)
+    session.suspend()
+    return broker_id, session
+
+
+def every_topic() -> Any:
+    return wire(metadata.METADATA, topics=None, allow_auto_topic_creation=False)
+
+
+@run_by(with_cluster)
+async def test_a_broker_without_news_of_the_cluster_answers_when_they_arrive(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    """librdkafka 2.10 and later drops all brokers, with its last connection, after an answer that names none."""
+    broker_id, session = await started_without_news(cluster)
+    requests = [(metadata.METADATA, 12, about(ORDERS)), (metadata.METADATA, 12, every_topic())]
+    requests += [(metadata.DESCRIBE_CLUSTER, 0, wire(metadata.DESCRIBE_CLUSTER))]
+    asked = [
+        (api, version, connection, connection.send(api, version, request))
+        for api, version, request in requests
+        for connection in [await connect(world.network, host_name(broker_id), PORT)]
+    ]
+    await asyncio.sleep(FIRST_NEWS_MS / 2_000)
+    assert all(connection.frames.empty() for _, _, connection, _ in asked)
+    cluster.simulation.network.heal()
+    session.resume()
+    for api, version, connection, sent in asked:
+        correlation_id, answer = await connection.answer(api, version)
+        assert correlation_id == sent
+        field = "broker_id" if api is metadata.DESCRIBE_CLUSTER else "node_id"
+        assert broker_id in {getattr(broker, field) for broker in answer.brokers}
+        assert answer.controller_id in cluster.broker_ids
+
+
+@run_by(with_cluster)
+async def test_a_broker_that_hears_nothing_of_the_cluster_sends_kafka_clients_away(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    broker_id, _ = await started_without_news(cluster)
+    connection = await connect(world.network, host_name(broker_id), PORT)
+    began_s = world.clock.monotonic()
+    connection.send(metadata.METADATA, 12, about(ORDERS))
+    await connection.closed.wait()
+    assert connection.frames.empty()
+    assert world.clock.monotonic() - began_s >= FIRST_NEWS_MS / 1_000
 
 
 @run_by(with_cluster)

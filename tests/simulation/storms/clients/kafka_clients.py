@@ -223,6 +223,8 @@ class Links:
         topic: Any = layout.fields[0].type.of.cls
         wire = layout.cls(topics=[topic("", name) for name in topics], allow_auto_topic_creation=False)
         answer: m.MetadataResponse = await self.request(node_id, metadata.METADATA, self._versions.metadata, wire)
+        if not answer.brokers:
+            raise ProtocolBroken(f"broker {node_id} names no brokers: librdkafka would drop all that it knows")
         self.addresses |= {broker.node_id: (broker.host, broker.port) for broker in answer.brokers}
         for of_topic in answer.topics:
             if of_topic.topic_id:

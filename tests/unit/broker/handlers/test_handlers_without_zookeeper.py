@@ -16,8 +16,8 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster
 from minibroker.simulator.loop import on_virtual_loop
 from minibroker.simulator.world import Simulation, VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
+from tests.simulation.scenarios.helpers import session_of
 
 HANDLERS = 8
 """The broker's num.io.threads."""
@@ -27,10 +27,6 @@ async def one_broker(brokers: int = 1) -> VirtualCluster:
     cluster = VirtualCluster(Simulation(), brokers=brokers)
     await cluster.start()
     return cluster
-
-
-def session_of(cluster: VirtualCluster, broker_id: int) -> VirtualSession:
-    return [s for s in cluster.simulation.zookeeper.sessions if s.owner.startswith(f"broker-{broker_id}#")][-1]
 
 
 async def connect(world: VirtualWorld) -> Connection:
