@@ -102,13 +102,14 @@ class ClientCrashed(MinibrokerError, RuntimeError):
 
 
 class AuthenticationFailed(MinibrokerError, RuntimeError):
-    """A broker does not accept the client's credentials: the user, the password, the token or the mechanism. They are
-    not tried again: the client sends and fetches nothing more. `reason` is the broker's."""
+    """The client cannot authenticate itself: a broker does not accept the user, the password, the token or the
+    mechanism, or the token provider returned no token. They are not tried again: the client sends and fetches nothing
+    more. `reason` begins with the broker's."""
 
     def __init__(self, address: str, mechanism: str, reason: str) -> None:
         self.reason = reason
         self._arguments = address, mechanism, reason
-        super().__init__(f"the broker at {address} does not accept this client by {mechanism}: {reason}")
+        super().__init__(f"this client cannot authenticate itself to the broker at {address} by {mechanism}: {reason}")
 
     def __reduce__(self) -> tuple[type[AuthenticationFailed], tuple[str, str, str]]:
         return type(self), self._arguments

@@ -22,7 +22,7 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.principal import ANONYMOUS, USER, Principal
 from minibroker.protocol.sasl.mechanisms import Authenticated, SaslError, ServerMechanism
-from minibroker.protocol.sasl.oauthbearer import OAuthBearerServer
+from minibroker.protocol.sasl.oauthbearer import INVALID_TOKEN, OAuthBearerServer, TokenRefused
 
 _ALWAYS = frozenset({apis.SASL_HANDSHAKE.key, apis.SASL_AUTHENTICATE.key})
 BEFORE_AUTHENTICATION = _ALWAYS | {apis.API_VERSIONS.key, apis.BROKER_HANDSHAKE.key, apis.BROKER_AUTHENTICATE.key}
@@ -143,6 +143,8 @@ class SaslState:
         except SaslError as error:
             self._exchange, self.has_failed = None, True
             text = f"Authentication failed: invalid credentials with SASL mechanism {self._mechanism}"
+            if isinstance(error, TokenRefused):  # Kafka's text is the challenge, for which clients look
+                text += f": {INVALID_TOKEN.decode()}"
             response = SaslAuthenticateResponse(ErrorCode.SASL_AUTHENTICATION_FAILED, text)
             return Outcome(response, None, str(error), was_repeated)
         self._exchange = None

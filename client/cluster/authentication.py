@@ -8,11 +8,11 @@ over, on the same connection and between requests: no request is lost or sent tw
 from __future__ import annotations
 
 import asyncio
-import inspect
 from random import Random
 
+from minibroker.client.cluster.tokens import token_of, why_refused
 from minibroker.client.errors import AuthenticationFailed
-from minibroker.client.security import Credentials, TokenProvider
+from minibroker.client.security import Credentials
 from minibroker.client.shown import shown
 from minibroker.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from minibroker.protocol.connections.rpc import Connection, open_connection
@@ -56,38 +56,56 @@ async def authenticate(
 ) -> float | None:
     """Authenticate the client. Return for how many seconds the broker believes in it; None: as long as the connection
     lasts. Raises AuthenticationFailed, and NetworkError if the connection or the provider of tokens fails."""
-    try:
-        async with asyncio.timeout(timeout_s):
-            return await _converse(connection, credentials, random)
-    except TimeoutError:
-        raise NetworkError(
-            f"authenticating to {connection.address} by {credentials.mechanism}: no end within {timeout_s:.3g} s"
-        ) from None
+    token = await _token(connection, credentials, timeout_s)
+    return await _authenticate(connection, credentials, token, random, timeout_s)
 
 
 async def authenticate_again(
     connection: Connection, credentials: Credentials, random: Random, timeout_s: float
 ) -> float | None:
     """As `authenticate`, on a connection that is in use: after the requests that are under way, and before all others.
-    A request that takes long, such as JoinGroup, is not counted in `timeout_s`. If it raises, the others are still
-    held, and the caller closes the connection."""
+    A request that takes long, such as JoinGroup, is not counted in `timeout_s`. Requests go on while the token is
+    provided. If it raises, the others are still held, and the caller closes the connection."""
+    token = await _token(connection, credentials, timeout_s)
     await connection.hold()
-    session_s = await authenticate(connection, credentials, random, timeout_s)
+    session_s = await _authenticate(connection, credentials, token, random, timeout_s)
     connection.release()
     return session_s
+
+
+async def _token(connection: Connection, credentials: Credentials, timeout_s: float) -> str:
+    """Return the token, or an empty string if the mechanism has none."""
+    if credentials.token_provider is None:
+        return ""
+    try:
+        return await token_of(credentials.token_provider, timeout_s)
+    except SaslError as error:
+        raise AuthenticationFailed(connection.address, credentials.mechanism, str(error)) from None
+
+
+async def _authenticate(
+    connection: Connection, credentials: Credentials, token: str, random: Random, timeout_s: float
+) -> float | None:
+    try:
+        async with asyncio.timeout(timeout_s):
+            return await _converse(connection, credentials, token, random)
+    except TimeoutError:
+        raise NetworkError(
+            f"authenticating to {connection.address} by {credentials.mechanism}: no end within {timeout_s:.3g} s"
+        ) from None
 
 
 _NO_SASL = 'this listener has no SASL: use security_protocol="SSL" or "PLAINTEXT", or the port of a listener with SASL'
 
 
-async def _converse(connection: Connection, credentials: Credentials, random: Random) -> float | None:
+async def _converse(connection: Connection, credentials: Credentials, token: str, random: Random) -> float | None:
     mechanism = credentials.mechanism
 
     def failed(reason: str) -> AuthenticationFailed:
         return AuthenticationFailed(connection.address, mechanism, reason)
 
-    client = await _client_of(credentials, connection, random)
     try:
+        client = _client_of(credentials, token, random)
         offered = await connection.request(SASL_HANDSHAKE, SaslHandshakeRequest(mechanism), ahead=True)
         if offered.error_code == ErrorCode.UNSUPPORTED_SASL_MECHANISM:
             enabled = ", ".join(map(shown, offered.mechanisms)) or "none"
@@ -101,7 +119,8 @@ async def _converse(connection: Connection, credentials: Credentials, random: Ra
         while message is not None:
             answer = await connection.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(message), ahead=True)
             if answer.error_code:
-                raise failed(printable(answer.error_message[:_REASON_CHARACTERS]) or error_of(answer.error_code).name)
+                reason = printable(answer.error_message[:_REASON_CHARACTERS]) or error_of(answer.error_code).name
+                raise failed(f"{reason}; {why_refused(token)}" if token else reason)
             session_ms = answer.session_lifetime_ms
             message = client.respond(answer.auth_bytes)
     except SaslError as error:
@@ -113,30 +132,13 @@ async def _converse(connection: Connection, credentials: Credentials, random: Ra
     return session_ms / 1_000 if session_ms > 0 else None
 
 
-async def _client_of(credentials: Credentials, connection: Connection, random: Random) -> ClientMechanism:
-    """Return the mechanism's half of a client. Raises NetworkError if the provider of tokens fails, which is tried
-    again, and AuthenticationFailed for what cannot be sent."""
-    try:
-        match credentials.mechanism:
-            case "PLAIN":
-                return PlainClient(credentials.username, credentials.password)
-            case "OAUTHBEARER":
-                assert credentials.token_provider is not None
-                return OAuthBearerClient(await _token(credentials.token_provider))
-            case name:
-                nonce = random.randbytes(_NONCE_BYTES).hex()
-                return ScramClient(BY_NAME[name], credentials.username, credentials.password, nonce)
-    except SaslError as error:
-        raise AuthenticationFailed(connection.address, credentials.mechanism, str(error)) from None
-
-
-async def _token(provider: TokenProvider) -> str:
-    try:
-        token = provider() if inspect.iscoroutinefunction(provider) else await asyncio.to_thread(provider)
-        if inspect.isawaitable(token):
-            token = await token
-    except Exception as error:  # of the user's own function
-        raise NetworkError(f"sasl_oauth_token_provider raised {type(error).__name__}: {shown(str(error))}") from error
-    if not isinstance(token, str):
-        raise SaslError(f"sasl_oauth_token_provider returned {type(token).__name__}, not a token as str")
-    return token
+def _client_of(credentials: Credentials, token: str, random: Random) -> ClientMechanism:
+    """Return the mechanism's half of a client. Raises SaslError for what cannot be sent."""
+    match credentials.mechanism:
+        case "PLAIN":
+            return PlainClient(credentials.username, credentials.password)
+        case "OAUTHBEARER":
+            return OAuthBearerClient(token)
+        case name:
+            nonce = random.randbytes(_NONCE_BYTES).hex()
+            return ScramClient(BY_NAME[name], credentials.username, credentials.password, nonce)

@@ -7,8 +7,6 @@ it. Extensions are accepted and ignored.
 import re
 from collections.abc import Callable
 
-import msgspec
-
 from minibroker.protocol.sasl.mechanisms import Authenticated, SaslError
 
 _SEPARATOR = "\x01"
@@ -19,6 +17,8 @@ _INITIAL = re.compile(
 )
 """As in Kafka (OAuthBearerClientInitialResponse)."""
 _BEARER = re.compile(r"[Bb][Ee][Aa][Rr][Ee][Rr] +(?P<token>[-_.a-zA-Z0-9]+)")
+INVALID_TOKEN = b'{"status":"invalid_token"}'
+"""The challenge that refuses a token (RFC 7628, 3.2.2)."""
 _TOKEN = re.compile(r"[-_.a-zA-Z0-9]+")
 
 
@@ -54,7 +54,7 @@ class OAuthBearerServer:
                 raise SaslError("the client asks for another identity than that of its token")
         except TokenRefused as error:
             self.refusal = error
-            return msgspec.json.encode({"status": "invalid_token"})
+            return INVALID_TOKEN
         return found
 
 

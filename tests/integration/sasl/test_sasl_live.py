@@ -312,6 +312,14 @@ def test_tokens_are_accepted_if_they_are_signed_and_valid(tmp_path: Path, scheme
             ):
                 with aiokafka_leaves_sockets():
                     assert refused(token)
+                client = sync.Admin(
+                    f"127.0.0.1:{secured}",
+                    security_protocol="SASL_PLAINTEXT",
+                    sasl_mechanism="OAUTHBEARER",
+                    sasl_oauth_token_provider=lambda token=token: token,  # type: ignore[misc]
+                )
+                with pytest.raises(AuthenticationFailed, match="invalid_token.*; the token has sub .* exp 20"), client:
+                    pass
         finally:
             server.shutdown()
             if cluster.file_or_none() is not None:

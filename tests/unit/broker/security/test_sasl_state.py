@@ -11,7 +11,7 @@ from minibroker.protocol import apis
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.principal import Principal
 from minibroker.protocol.sasl.mechanisms import OAUTHBEARER, PLAIN, Authenticated, ServerMechanism
-from minibroker.protocol.sasl.oauthbearer import OAuthBearerServer
+from minibroker.protocol.sasl.oauthbearer import OAuthBearerServer, TokenRefused
 from minibroker.protocol.sasl.plain import PlainServer
 
 ALICE = b"\0alice\0wonderland"
@@ -62,6 +62,20 @@ def test_a_failure_is_final() -> None:
     assert outcome.failure == "an unknown user or a wrong password"
     for key in apis.APIS:
         assert state.why_closed(key, 0.0) is not None
+
+
+def test_a_refused_token_is_refused_with_the_status_that_kafkas_clients_expect() -> None:
+    def refuse(token: str) -> Authenticated:
+        raise TokenRefused(f"the token {token} has expired")
+
+    state = SaslState(SaslListener("CLIENTS", {OAUTHBEARER: lambda: OAuthBearerServer(refuse)}, 0))
+    state.handshake(OAUTHBEARER)
+    challenge = state.authenticate(TOKEN, 0.0, WALL_S).response
+    assert (challenge.error_code, challenge.auth_bytes) == (ErrorCode.NONE, b'{"status":"invalid_token"}')
+    outcome = state.authenticate(b"\x01", 0.0, WALL_S)
+    assert outcome.response.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+    assert outcome.response.error_message.endswith('with SASL mechanism OAUTHBEARER: {"status":"invalid_token"}')
+    assert outcome.failure == "the token abc has expired"
 
 
 def test_other_mechanisms_and_tokens_without_a_handshake_end_the_connection() -> None:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import base64
+import json
 import logging
 import threading
 from collections.abc import Awaitable, Callable
@@ -13,6 +15,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
+from minibroker.client.cluster.tokens import token_of
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import AuthenticationFailed, DeliveryFailed
 from minibroker.client.producer import Producer
@@ -172,8 +175,6 @@ async def test_a_refused_token_fails_at_once_and_a_provider_that_raises_is_tried
         guarded(cluster)
         with pytest.raises(AuthenticationFailed):
             await Admin(cluster.bootstrap, **with_token(lambda: "other.token.x")).start()
-        with pytest.raises(AuthenticationFailed, match="other characters"):
-            await Admin(cluster.bootstrap, **with_token(lambda: "no token")).start()
         async with Admin(cluster.bootstrap, **with_token(flaky)) as admin:
             assert await admin.list_topics() == ["orders"]
         assert len(calls) == 2
@@ -181,8 +182,110 @@ async def test_a_refused_token_fails_at_once_and_a_provider_that_raises_is_tried
         def broken() -> str:
             raise OSError("no such realm")
 
-        with pytest.raises(NetworkError, match="sasl_oauth_token_provider raised OSError: 'no such realm'"):
+        wanted = "sasl_oauth_token_provider raised OSError: 'no such realm'; .* only for failures that pass"
+        with pytest.raises(NetworkError, match=wanted) as failed:
             await Admin(cluster.bootstrap, **with_token(broken)).start()
+        assert isinstance(_first_cause(failed.value), OSError)
+
+
+def _first_cause(error: BaseException) -> BaseException:
+    while error.__cause__ is not None:
+        error = error.__cause__
+    return error
+
+
+def unsigned(**claims: object) -> str:
+    payload = base64.urlsafe_b64encode(json.dumps(claims).encode()).decode().rstrip("=")
+    return f"header.{payload}.signature"
+
+
+@pytest.mark.parametrize(
+    ("token", "told"),
+    [
+        (unsigned(sub="bob", aud="others", exp=1_700_000_000), "sub 'bob', aud 'others', exp 2023-11-14T22:13:20Z"),
+        (
+            unsigned(aud=["a", "b"], iss="https://id.example.org"),
+            "iss 'https://id.example.org', aud .* no sub and no exp",
+        ),
+        (unsigned(sub="bob", exp=1e300), "sub 'bob', exp 1e"),
+        (unsigned(sub="bob", exp="soon"), "exp 'soon'"),
+        (unsigned(), "none of the usual claims"),
+        ("one.two", "no JWT with claims"),
+        ("one.!.three".replace("!", "YQ"), "no JWT with claims"),
+        (f"one.{base64.urlsafe_b64encode(b'[1]').decode().rstrip('=')}.three", "no JWT with claims"),
+    ],
+)
+async def test_a_refused_token_is_described_by_its_claims_and_never_shown(
+    token: str, told: str, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG)
+    async with ScriptedCluster() as cluster:
+        guarded(cluster)
+        with pytest.raises(AuthenticationFailed, match=f"{REASON}; the token .*{told}") as failed:
+            await Admin(cluster.bootstrap, **with_token(lambda: token)).start()
+    assert token not in caplog.text + str(failed.value)
+
+
+@pytest.mark.parametrize(
+    ("returned", "told"),
+    [
+        ("", "an empty token: return a JWT"),
+        ("Bearer a.b.c", "a token with ' ' at position 6, .* without 'Bearer', quotes or the end of a line"),
+        ("a.b.c\n", r"a token with '\\n' at position 5"),
+        (b"a.b.c", "a bytes, not a token: return the JWT as str"),
+        (None, "a NoneType, not a token"),
+        (7, "an int, not a token"),
+    ],
+)
+async def test_a_provider_that_returns_no_token_is_named_and_nothing_is_sent(returned: Any, told: str) -> None:
+    async with ScriptedCluster() as cluster:
+        guarded(cluster)
+        with pytest.raises(AuthenticationFailed, match=f"sasl_oauth_token_provider returned {told}"):
+            await Admin(cluster.bootstrap, **with_token(lambda: returned)).start()
+        assert cluster.requests(SASL_HANDSHAKE) == []
+
+
+async def test_a_provider_whose_tokens_are_at_an_end_fails_and_does_not_hang() -> None:
+    tokens = iter([TOKEN])
+    async with ScriptedCluster() as cluster:
+        guarded(cluster)
+        async with Admin(cluster.bootstrap, **with_token(lambda: next(tokens))):
+            pass
+        with pytest.raises(NetworkError, match="sasl_oauth_token_provider raised StopIteration"):
+            await Admin(cluster.bootstrap, **with_token(lambda: next(tokens))).start()
+
+
+async def test_a_provider_that_hangs_is_named_at_the_deadline() -> None:
+    async def hanging() -> str:
+        await asyncio.Event().wait()
+        raise AssertionError("cancelled")
+
+    wanted = "sasl_oauth_token_provider has not returned a token within 0.05 s: .* give up earlier and raise"
+    with pytest.raises(NetworkError, match=wanted):
+        await token_of(hanging, 0.05)
+
+
+async def test_requests_go_on_while_a_token_for_the_next_session_is_awaited() -> None:
+    calls: list[str] = []
+    released = asyncio.Event()
+
+    async def slow() -> str:
+        calls.append("called")
+        if len(calls) > 1:
+            await released.wait()
+        return TOKEN
+
+    async with ScriptedCluster() as cluster:
+        guard = guarded(cluster, session_ms=200)
+        async with Admin(cluster.bootstrap, **with_token(slow)) as admin:
+            await admin.list_topics()
+            async with asyncio.timeout(30):
+                while len(calls) < 2:
+                    await asyncio.sleep(0.01)
+                    await admin.list_topics()
+                assert await admin.list_topics() == ["orders"]
+                released.set()
+                await until(lambda: guard.proofs >= 2)
 
 
 async def test_a_session_is_renewed_between_requests_and_nothing_is_lost() -> None:
