@@ -1,15 +1,29 @@
-"""`minibroker scenario`: run scenario files, and list the library."""
+"""`minibroker scenario`: run, list, export and record scenario files."""
 
 from __future__ import annotations
 
+import signal
 import sys
+import threading
 import time
+from pathlib import Path
 from typing import Annotated
 
 import msgspec
 import typer
 
-from minibroker.client.cli.terminal.output import FAILURE, Format, FormatOption, UsageError, note, print_json, run
+from minibroker.client.cli.terminal.output import (
+    DEFAULT_DATA,
+    FAILURE,
+    DataOption,
+    Format,
+    FormatOption,
+    UsageError,
+    note,
+    print_json,
+    run,
+)
+from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.protocol.words import counted
 from minibroker.scenarios import shelf
 from minibroker.scenarios.director import Outcome
@@ -97,3 +111,41 @@ def list_scenarios(format: FormatOption = Format.TABLE) -> None:
 def show(file: FileArgument) -> None:
     """Print a scenario file, to read it or to begin your own with it."""
     sys.stdout.write(shelf.load(file).source)
+
+
+OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="Write to this file. Default: stdout.")]
+
+
+@app.command("export")
+def export(file: FileArgument, out: OutOption = None) -> None:
+    """Write a scenario as a module of tests for pytest."""
+    from minibroker.scenarios.export import exported
+
+    _write(exported(shelf.load(file)), out)
+
+
+@app.command("record")
+def record_scenario(data: DataOption = DEFAULT_DATA, out: OutOption = None) -> None:
+    """Watch the processes of a local cluster until Ctrl-C, and write what was done to them as a scenario."""
+    from minibroker.scenarios.record import record
+
+    interrupted = threading.Event()
+    former = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
+    signal.signal(signal.SIGTERM, lambda *_: interrupted.set())
+    try:
+        note("recording: kill, stop, pause and start processes from other terminals; Ctrl-C ends the recording")
+        text = record(LocalCluster(data), lambda: not interrupted.is_set(), note)
+    finally:
+        signal.signal(signal.SIGINT, former)
+    _write(text, out)
+
+
+def _write(text: str, out: Path | None) -> None:
+    if out is None:
+        sys.stdout.write(text)
+        return
+    try:
+        out.write_text(text)
+    except OSError as error:
+        raise UsageError(f"--out {out}: {error.strerror}; give a file that can be written") from None
+    note(f"written to {out}")

@@ -19,7 +19,7 @@ from minibroker.scenarios.ledger import Ledger, Promise, Read, judge, measure, s
 from minibroker.scenarios.model import Client, Scenario, Step
 from minibroker.scenarios.programs import read_all
 from minibroker.scenarios.stage import NoSuchMember, Picture, Stage, resolve
-from minibroker.scenarios.words import Action, Event, parse_partition
+from minibroker.scenarios.words import FAULTS, Action, Event, parse_partition
 
 AT_WORK_WITHIN_S = 60.0
 _LATEST_S = 0.05
@@ -79,7 +79,7 @@ class _Play:
         self._names: dict[str, Member] = {}
         self._began_s = stage.now_s()
         self._before: Picture | None = None
-        """The cluster before the previous step's actions."""
+        """The cluster before the last step with a fault."""
         self._acknowledged = self._refused = 0
         """At the end of the previous step."""
         self._partitions = [
@@ -123,7 +123,7 @@ class _Play:
             sent=measured.sent,
             acknowledged=measured.acknowledged,
             refused=measured.refused,
-            lost=measured.lost,
+            lost=0 if trouble else measured.lost,
             errors=dict(measured.errors),
         )
 
@@ -267,7 +267,7 @@ class _Play:
         elif self._seed is not None:
             late_s = self._dice.uniform(0, _LATEST_S)
         await asyncio.sleep(late_s)
-        if step.actions:
+        if any(action.verb in FAULTS for action in step.actions):
             self._before = await stage.picture()
         hit: list[Member] = []
         for action in step.actions:

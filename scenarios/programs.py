@@ -208,7 +208,7 @@ async def _process(client: Client, place: Surroundings, ledger: Ledger) -> None:
         transactional_id=client.transactional_id,
         process=process,
         client_id=client.name,
-        max_poll_records=client.transaction_records,
+        commit_interval_ms=_COMMIT_EVERY_S * 1_000,
         consumer_settings={"session_timeout_ms": client.session_timeout_s * 1_000},
         world=place.world,
     )

@@ -19,7 +19,7 @@ from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOP
 from minibroker.protocol.world import World
 from minibroker.scenarios.ledger import Ledger
 from minibroker.scenarios.model import Client, Scenario
-from minibroker.scenarios.words import Action, Event, FollowerOf, Named, Target
+from minibroker.scenarios.words import Action, Bystander, Event, FollowerOf, Named, Target
 
 T = TypeVar("T")
 
@@ -113,6 +113,8 @@ def resolve(target: Target, picture: Picture, brokers: Sequence[int], names: Map
             if picture.controller is None:
                 raise NoSuchMember("there is no controller now: wait with when before this step")
             return [picture.controller]
+        case Bystander():
+            return [next(broker for broker in brokers if broker != picture.controller)]
         case LeaderOf(partition):
             return [_leader(picture, partition)]
         case CoordinatorOf(group):

@@ -30,7 +30,11 @@ class Named(NamedTuple):
     name: str
 
 
-Target = Who | FollowerOf | Named
+class Bystander(NamedTuple):
+    """The first broker that is not the controller."""
+
+
+Target = Who | FollowerOf | Named | Bystander
 
 
 class Action(NamedTuple):
@@ -71,7 +75,7 @@ class Form(NamedTuple):
     @property
     def verb(self) -> str:
         """The name of the form: its words without the places."""
-        return " ".join(word for word in self.sentence.split() if not word.isupper())
+        return " ".join(word for word in self.sentence.split() if word not in _PLACES)
 
 
 _VIRTUAL = ("virtual",)
@@ -104,10 +108,10 @@ ACTIONS = (
 
 EVENTS = (
     Form("PARTITION has COUNT in its ISR", "Exactly so many replicas are in sync."),
-    Form("PARTITION has a new leader", "A broker leads that did not lead before the previous step."),
+    Form("PARTITION has a new leader", "A broker leads that did not lead before the last fault."),
     Form("PARTITION has no leader", "The last leader is gone, and no replica may take over."),
     Form("PARTITION has a leader", "Some broker leads."),
-    Form("there is a new controller", "A broker is the controller that was not before the previous step."),
+    Form("there is a new controller", "A broker is the controller that was not before the last fault."),
     Form("there is no controller", "The znode /controller is gone."),
     Form("COUNT records are acknowledged", "So many more than when the previous step was done."),
     Form("COUNT records are refused", "So many sends have failed for good since the previous step was done."),
@@ -128,6 +132,12 @@ _PLACES = {
     "COUNT": r"(?P<count>\d+)",
     "REQUEST": r"(?P<request>[A-Za-z]+)",
 }
+
+FAULTS = frozenset(
+    {"kill", "stop", "pause", "restart all in turn", "isolate", "cut from", "power-cut", "expire", "slow disk of by"}
+    | {"fill disk of", "break disk of", "slow network by"}
+)
+"""The verbs after which a leader or controller counts as new."""
 
 REQUESTS = {api.name: api.key for api in apis.APIS.values()}
 
@@ -159,6 +169,8 @@ def parse_target(text: str) -> Target:
     """Raises ValueError with the rule."""
     if text.startswith("follower:"):
         return FollowerOf(parse_partition(text.removeprefix("follower:")))
+    if text == "bystander":
+        return Bystander()
     try:
         return parse_who(text)
     except MalformedWho as error:

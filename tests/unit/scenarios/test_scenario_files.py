@@ -2,13 +2,25 @@
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import pytest
 
 from minibroker.protocol.model import TopicPartition
 from minibroker.scenarios import shelf
 from minibroker.scenarios.document import ScenarioError, lines_of
 from minibroker.scenarios.model import Scenario, read_scenario
-from minibroker.scenarios.words import ACTIONS, EVENTS, FollowerOf, parse_action, parse_event, parse_target, parse_time
+from minibroker.scenarios.words import (
+    ACTIONS,
+    EVENTS,
+    FAULTS,
+    FollowerOf,
+    parse_action,
+    parse_event,
+    parse_target,
+    parse_time,
+)
 
 GOOD = """\
 name = "A test"
@@ -122,6 +134,10 @@ def test_each_form_is_read_as_itself() -> None:
     assert parse_target("follower:orders-1") == FollowerOf(TopicPartition("orders", 1))
 
 
+def test_every_fault_is_an_action() -> None:
+    assert {form.verb for form in ACTIONS} >= FAULTS
+
+
 def test_an_unknown_request_and_an_unknown_file_are_told() -> None:
     with pytest.raises(ValueError, match="there is no request LeaderAndISR: give one of"):
         parse_event("LeaderAndISR is about to arrive")
@@ -134,3 +150,12 @@ def test_each_scenario_of_the_library_says_what_it_teaches(name: str) -> None:
     scenario = shelf.load(name)
     assert len(scenario.about.split()) > 30
     assert scenario.clients
+
+
+def test_the_file_of_the_documentation_can_be_read_and_its_mistake_is_told_as_shown() -> None:
+    page = (Path(__file__).parents[3] / "docs/scenarios.md").read_text()
+    [text] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
+    assert [step.name for step in read_scenario(text, "leader.toml").steps] == ["victim", None, None]
+    with pytest.raises(ScenarioError) as raised:
+        read_scenario(text.replace('at = "1 s"', 'at = "2 sec"'), "leader.toml")
+    assert f"    {raised.value}\n" in page
