@@ -15,7 +15,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections full-disk isolation power-cuts \
-	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams clean
+	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams screenshots clean
 
 setup: $(STAMP)
 
@@ -200,6 +200,10 @@ spark-compose-test: setup image spark-image
 # The settings reference, from broker/settings/broker_config.py and topic_config.py.
 settings: setup
 	$(BIN)/python -m tests.settings_reference > docs/settings.md
+
+# The pictures of the console in README.md and docs. Needs Debian's chromium and chromium-driver.
+screenshots: setup
+	$(BIN)/python -m tests.browser.screenshots docs/images
 
 # The state diagrams and the table of rooms in ARCHITECTURE.md and docs/internals, from the code.
 diagrams: setup

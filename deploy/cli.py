@@ -36,7 +36,7 @@ from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.console.command import console
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local import secured
+from minibroker.deploy.local import console_file, secured
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.data_directory import MAX_BROKERS, MAX_LOG_DIRS
@@ -127,6 +127,7 @@ def up(
     if found is not None:
         _print_cluster(cluster, found, format)
         note("already running: `minibroker down` stops it")
+        _note_console(data)
         return
     note("starting ...")
     started = cluster.up(*options)
@@ -134,6 +135,7 @@ def up(
     count, took_s = len(started.brokers), time.monotonic() - began
     note(f"{count} {plural(count, 'broker')} up after {took_s:.1f} s, logs in {cluster.directory}/logs")
     note(f"ZooKeeper is at {started.zookeeper.connect}")
+    _note_console(data)
     if started.secure:
         for lines in _client_lines(cluster):
             note(f"\n{lines.client}:\n{lines.text.rstrip()}")
@@ -211,10 +213,14 @@ def status(
         status_screen.watch(lambda: _glance(bootstrap, data), format)
         return
     _, found = _view_and_status(bootstrap, data)
+    address = console_file.address(data) if bootstrap is None else None
     if format is Format.JSON:
-        print_json(status_screen.status_object(found))
+        print_json({**status_screen.status_object(found), "console": address})
     else:
-        print_lines([*status_screen.status_lines(found), *status_screen.problem_lines(found)])
+        lines = [f"console: {address}"] if address is not None else []
+        print_lines([*status_screen.status_lines(found), *lines, *status_screen.problem_lines(found)])
+        if bootstrap is None and address is None:
+            _note_console(data)
     if found.problems():
         raise typer.Exit(UNHEALTHY)
 
@@ -357,6 +363,11 @@ def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: F
     parsed = _parsed(who)
     _print_acted(action, method(parsed), format)
     _note_hash(parsed)
+
+
+def _note_console(data: Path) -> None:
+    address = console_file.address(data)
+    note("`minibroker console` shows the cluster in a browser" if address is None else f"the console is at {address}")
 
 
 def _note_hash(who: Who) -> None:

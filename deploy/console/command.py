@@ -24,6 +24,7 @@ from minibroker.client.cli.terminal.output import (
 )
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local import console_file
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
 
@@ -54,7 +55,7 @@ def console(
         )
     if allow_faults:
         _check_faults(bootstrap, host)
-    servers = partial(bootstrap_servers, bootstrap, data)
+    servers = partial(bootstrap_servers, bootstrap, data, even_if_down=True)
     parse_bootstrap(servers())  # a mistake on the command line is told here, and not on the pages
     run(_serve(servers, data if bootstrap is None else None, host, port, allow_faults))
 
@@ -91,7 +92,10 @@ async def _serve(servers: partial[str], files: Path | None, host: str, port: int
     sampler = Sampler(reader.look, files)
     server = Server(Console(reader, sampler, faults), host, ENDING_WITHIN_S)
     shown = f"[{host}]" if ":" in host else host
-    sys.stdout.write(f"http://{shown}:{listening.getsockname()[1]}/\n")
+    address = f"http://{shown}:{listening.getsockname()[1]}/"
+    if files is not None:
+        console_file.write(files, address)
+    sys.stdout.write(f"{address}\n")
     sys.stdout.flush()
     note("Ctrl-C ends the console")
     sampling = asyncio.create_task(sampler.run())
@@ -100,6 +104,8 @@ async def _serve(servers: partial[str], files: Path | None, host: str, port: int
     finally:
         sampling.cancel()
         await asyncio.wait([sampling])
+        if files is not None:
+            console_file.remove(files)
         await reader.close()
 
 

@@ -35,6 +35,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minibroker.client.cli.timelines.story import Story, failovers
 from minibroker.deploy.console import fault_page, pages, plots, record_page
+from minibroker.deploy.console.connections import BoundedProtocol
 from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
 from minibroker.deploy.console.markup import Markup
 from minibroker.deploy.console.parts import Sections, address, content, frame, notice, topic_form
@@ -58,6 +59,8 @@ PLAIN_PAGE_WITHIN_S = 2.5
 """A page that has no new reading by then shows the last state and says so; its event stream brings the next."""
 KEEP_ALIVE_S = 10.0
 """An event stream without news sends a comment this often, and so finds out whether its viewer is there."""
+MAX_STREAMS = 64
+"""Event streams at a time."""
 MAX_TOPICS_TOLD = 16
 """Failovers are remembered for this many topics of filters."""
 MAX_RENDERED = 64
@@ -227,6 +230,7 @@ class Console:
         self._pages = {path: TITLES[path] for path in self._views}
         self._rendered: dict[tuple[str, Query], tuple[Reading[Any], int, Sections]] = {}
         self._is_ending = False
+        self._streams = 0
         self._stories: dict[str, tuple[int, list[Story]]] = {}
         """For each topic, the version of the timeline and its failovers."""
         self._static = {name: (Path(__file__).parent / "static" / name).read_bytes() for name in STATIC}
@@ -236,6 +240,9 @@ class Console:
         self._is_ending = True
         for view in self._views.values():
             view.readings.end()
+
+    def count_stream(self, change: int) -> None:
+        self._streams += change
 
     def application(self, host: str) -> Starlette:
         return Starlette(
@@ -285,7 +292,10 @@ class Console:
         if request.method == "HEAD":  # uvicorn sends no body, so that the stream would stay open in silence
             return PlainTextResponse("Event streams answer to GET only.\n", 405, {"allow": "GET"})
         path = next(path for path in self._views if _events_of(path) == request.url.path)
-        return StreamingResponse(self._news(path, query_of(request)), media_type="text/event-stream")
+        if self._streams >= MAX_STREAMS:
+            text = f"{MAX_STREAMS} pages are followed already: close one of them, or reload this page for news.\n"
+            return PlainTextResponse(text, 503)
+        return _Stream(self, self._news(path, query_of(request)))
 
     async def _news(self, path: str, query: Query) -> AsyncIterator[bytes]:
         """Yield all sections, then those that change. The first may be of a reading that another viewer has caused."""
@@ -330,6 +340,21 @@ class Console:
         return stories
 
 
+class _Stream(StreamingResponse):
+    """An event stream, which counts while it is sent."""
+
+    def __init__(self, console: Console, news: AsyncIterator[bytes]) -> None:
+        super().__init__(news, media_type="text/event-stream")
+        self._console = console
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        self._console.count_stream(1)
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            self._console.count_stream(-1)
+
+
 class Server(uvicorn.Server):
     """Serves the console. Its warnings, one for each invalid request, are not logged."""
 
@@ -338,7 +363,7 @@ class Server(uvicorn.Server):
         super().__init__(
             uvicorn.Config(
                 console.application(host),
-                http="h11",
+                http=BoundedProtocol,
                 ws="none",
                 lifespan="off",
                 log_config=None,

@@ -26,7 +26,7 @@ def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Appl
     said = [
         element(
             "tr",
-            element("td", clock_time(each.at_ms), class_="number"),
+            element("td", clock_time(each.at_ms), class_="time"),
             element("th", each.command, scope="row"),
             element("td", "under way" if each.said is None else each.said, class_="dead" if each.failed else None),
         )
@@ -37,7 +37,7 @@ def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Appl
         "applied": section(
             "applied",
             element("h2", "What the commands did"),
-            table("Commands", ("Time", "Command", "Outcome"), said) if said else element("p", "No command was given."),
+            table("Commands", ("When", "Command", "Outcome"), said) if said else element("p", "No command was given."),
             element("p", element("a", "The failovers that they caused", href="/failovers")) if said else None,
         ),
     }

@@ -199,7 +199,7 @@ def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content
         rows.append(
             element(
                 "tr",
-                element("td", clock_time(fault.at_ms), class_="number"),
+                element("td", clock_time(fault.at_ms), class_="time"),
                 element("th", fault.command, scope="row"),
                 element(
                     "td", "under way" if fault.said is None else fault.said, class_="dead" if fault.failed else None
@@ -209,7 +209,7 @@ def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content
         )
     return [
         element("h2", "Faults from this console"),
-        table("Faults from this console", ("Time", "Command", "Outcome", "Followed by"), rows),
+        table("Faults from this console", ("When", "Command", "Outcome", "Followed by"), rows),
     ]
 
 

@@ -82,6 +82,7 @@ def record_sections(records: Records | None, query: Query) -> Sections:
         if len(records.extents) == 1:
             (extent,) = records.extents.values()
             facts.append(f", offsets {extent.first:,} to {extent.end - 1:,}" if total else "")
+    has_headers = any(each.headers for each in records.records)
     rows = [
         element(
             "tr",
@@ -90,11 +91,13 @@ def record_sections(records: Records | None, query: Query) -> Sections:
             element("td", date_and_time(each.timestamp_ms) if each.timestamp_ms >= 0 else "–"),
             element("td", shown(each.key, query.form), class_="data"),
             element("td", shown(each.value, query.form), class_="data"),
-            element("td", [f"{name}={shown(value, query.form)} " for name, value in each.headers[:10]], class_="data"),
+            element("td", [f"{name}={shown(value, query.form)} " for name, value in each.headers[:10]], class_="data")
+            if has_headers
+            else None,
         )
         for each in (records.records if query.start else records.records[::-1])
     ]
-    header = ("Partition", "Offset", "Timestamp", "Key", "Value", "Headers")
+    header = ("Partition", "Offset", "Timestamp", "Key", "Value", *(["Headers"] if has_headers else []))
     return {
         "extent": section("extent", element("p", facts) if facts else None, problem, _record_links(records, query)),
         "records": section(

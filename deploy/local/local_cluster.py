@@ -25,6 +25,7 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut, hidden_from_py
 from minibroker.deploy.local import (
     broker_process,
     cluster_file,
+    console_file,
     data_directory,
     plan,
     ports,
@@ -303,6 +304,7 @@ class LocalCluster:
             secured.CLIENT_FILE,
             cluster_file.FILE_NAME,
             cluster_file.LOCK_NAME,
+            console_file.FILE_NAME,
         ):
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files in it are not ours

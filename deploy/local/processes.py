@@ -97,6 +97,11 @@ def spawn_python(
     return spawn(command, log, environment)
 
 
+def this_process() -> Process:
+    found = _look(os.getpid())
+    return Process(os.getpid(), found.birth if found else "")
+
+
 @contextlib.contextmanager
 def uninterrupted() -> Iterator[None]:
     """Delay Ctrl-C, SIGTERM and SIGHUP until the end: around a spawn and its record, or the process might be lost."""

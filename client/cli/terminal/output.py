@@ -108,9 +108,10 @@ class _ClusterFile(msgspec.Struct):
     """False after `down`."""
 
 
-def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
+def bootstrap_servers(bootstrap: str | None, data: Path, *, even_if_down: bool = False) -> str:
     """Return `--bootstrap`, or the brokers of the local cluster, whose `client.properties` then applies unless there is
-    `--command-config`. Raises MinibrokerError with the remedy."""
+    `--command-config`. Raises MinibrokerError with the remedy, also if the local cluster is down, unless
+    `even_if_down`."""
     if bootstrap is not None:
         return bootstrap
     security.choose_of(data)
@@ -124,7 +125,7 @@ def bootstrap_servers(bootstrap: str | None, data: Path) -> str:
         ) from None
     except msgspec.MsgspecError as error:
         raise MinibrokerError(f"{path} is damaged ({error}): remove it, or use --bootstrap HOST:PORT") from error
-    if not cluster.running:
+    if not (cluster.running or even_if_down):
         raise MinibrokerError(f"the cluster in {data} is down: run `minibroker up`, or name brokers with --bootstrap")
     return cluster.bootstrap
 

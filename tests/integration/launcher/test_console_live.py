@@ -32,7 +32,8 @@ class Console:
         assert self.process.stdout is not None
         address = self.process.stdout.readline().decode().strip()
         assert address.startswith("http://127.0.0.1:"), self._ended()
-        self._port = int(address.rstrip("/").rpartition(":")[2])
+        self.address = address.rstrip("/")
+        self._port = int(self.address.rpartition(":")[2])
 
     def page(self, path: str) -> str:
         connection = self.open(path)
@@ -51,7 +52,7 @@ class Console:
         """Press a button of a page."""
         token = page.partition('name="token" value="')[2].partition('"')[0]
         connection = http.client.HTTPConnection("127.0.0.1", self._port, timeout=PATIENCE_S)
-        origin = {"Origin": f"http://127.0.0.1:{self._port}", "Content-Type": "application/x-www-form-urlencoded"}
+        origin = {"Origin": self.address, "Content-Type": "application/x-www-form-urlencoded"}
         connection.request("POST", "/faults", urlencode({"token": token, **fields}), origin)
         answer = connection.getresponse()
         assert answer.status == 303, answer.read()
@@ -132,8 +133,10 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
     metrics = console.news("/events/metrics")
     metrics.until("plots", "/s now", "1 in ten minutes, the longest")
 
+    assert minibroker.status()["console"] == f"{console.address}/"
     # With all streams open, Ctrl-C ends the console at once.
     assert console.interrupt() == (130, "")
+    assert minibroker.status()["console"] is None
 
 
 def test_records_and_settings_are_shown(minibroker: Shell, console: Console) -> None:
@@ -210,11 +213,12 @@ def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker:
     failovers.until("notice", 'id="section-notice"></section>')
     assert "was led again" in console.page("/failovers")
 
-    minibroker.ok("kill", "all")
-    afterwards = Console(minibroker)
-    try:
-        page = afterwards.page("/failovers")
-        assert "No broker answers" in page
-        assert "was led again" in page
-    finally:
-        afterwards.close()
+    for command in (("kill", "all"), ("down",)):
+        minibroker.ok(*command)
+        afterwards = Console(minibroker)
+        try:
+            page = afterwards.page("/failovers")
+            assert "No broker answers" in page
+            assert "was led again" in page
+        finally:
+            afterwards.close()

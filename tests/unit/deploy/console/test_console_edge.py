@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Mapping
+from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -14,8 +15,9 @@ from starlette.types import Message, Scope
 
 from minibroker.client.administering.requests import ClusterDescription
 from minibroker.client.errors import Closed, InvalidSetting
-from minibroker.deploy.console import command, reading
+from minibroker.deploy.console import command, edge, reading
 from minibroker.deploy.console.command import listen
+from minibroker.deploy.console.connections import BoundedProtocol
 from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
 from minibroker.deploy.console.faults import Faults
 from minibroker.deploy.console.reading import Reader
@@ -360,6 +362,52 @@ async def test_an_event_stream_sends_all_sections_and_then_those_that_change() -
     assert b"epoch 2" in news
     assert news.count(b"section-") == 1
     await request.leave()
+
+
+async def test_event_streams_have_a_limit_beside_which_pages_are_served(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(edge, "MAX_STREAMS", 2)
+    application = _application(Cluster())
+    first, second = (Request(application, "/events") for _ in range(2))
+    await until(lambda: first.body and second.body)
+    refused = await Request(application, "/events/groups").ended()
+    assert refused.status == 503
+    assert b"2 pages are followed already" in refused.body
+    assert (await Request(application, "/").ended()).status == 200
+    await first.leave()
+    third = Request(application, "/events/groups")
+    await until(lambda: third.body)
+    for stream in (second, third):
+        await stream.leave()
+
+
+async def test_strangers_that_connect_and_say_nothing_do_not_lock_viewers_out(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(BoundedProtocol, "max_connections", 3)
+    monkeypatch.setattr(BoundedProtocol, "request_within_s", 0.2)
+    listening = listen("127.0.0.1", 0)
+    port = listening.getsockname()[1]
+    cluster = Cluster()
+    server = Server(_console(cluster), "127.0.0.1", 60)
+    serving = asyncio.create_task(server.serve([listening]))
+    events, stream = await asyncio.open_connection("127.0.0.1", port)
+    stream.write(b"GET /events HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+    await events.readuntil(b"event: sections")
+    strangers = [await asyncio.open_connection("127.0.0.1", port) for _ in range(8)]
+    for number, (_, writer) in enumerate(strangers):
+        writer.write(b"GET / HTTP/1.1\r\n"[: 2 * number])
+    async with asyncio.timeout(60):
+        for reader, _ in strangers:
+            with suppress(ConnectionResetError):
+                assert await reader.read() == b""
+        answer, viewer = await asyncio.open_connection("127.0.0.1", port)
+        viewer.write(b"GET / HTTP/1.1\r\nHost: 127.0.0.1\r\n\r\n")
+        assert (await answer.readline()).startswith(b"HTTP/1.1 200")
+        await answer.readuntil(b"</html>")
+        cluster.epoch = 2
+        await events.readuntil(b"epoch 2")  # the stream goes on
+        server.should_exit = True
+        await serving
+    for _, writer in (*strangers, (answer, viewer), (events, stream)):
+        writer.close()
 
 
 async def test_nobody_reads_the_cluster_when_nobody_watches() -> None:
