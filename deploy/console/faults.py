@@ -8,15 +8,19 @@ from __future__ import annotations
 
 import asyncio
 import secrets
+import threading
 import time
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import suppress
+from typing import NamedTuple, TypeVar, cast
 
 from minibroker.client.cli.timelines.story import Story
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import ZOOKEEPER, Member, Who, acted, choice_of, name_of, parse_who
 from minibroker.protocol.errors import MinibrokerError
+
+T = TypeVar("T")
 
 ACTIONS = {
     "kill": "like a crash (SIGKILL)",
@@ -89,8 +93,8 @@ class Faults:
     async def _run(self, applied: Applied, who: Who) -> None:
         method = getattr(self._cluster, applied.action)
         try:
-            members: list[Member] = await asyncio.to_thread(method, who)
-        except MinibrokerError as error:
+            members: list[Member] = await _in_thread(lambda: method(who))
+        except (MinibrokerError, OSError) as error:  # a process of another user raises the latter
             self._put(applied._replace(said=str(error), failed=True))
             return
         said = [acted(applied.action, members)]
@@ -118,6 +122,32 @@ class Faults:
             yield MemberState(str(broker.id), name_of(broker.id), state.value)
         if cluster.zookeeper.port is not None:
             yield MemberState(ZOOKEEPER, name_of(ZOOKEEPER), self._cluster.state_of(ZOOKEEPER).value)
+
+
+async def _in_thread(call: Callable[[], T]) -> T:
+    """As `asyncio.to_thread`, but the console ends without waiting for the call: `start` may wait for minutes."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as raised:  # noqa: BLE001 - raised by the caller
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome
 
 
 def causes_of(story: Story, faults: Sequence[Applied]) -> list[tuple[Applied, float]]:

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import asyncio
+import errno
 import threading
 from collections.abc import Mapping
 from pathlib import Path
@@ -44,6 +46,9 @@ class Local:
 
     def pause(self, who: Who) -> list[Member]:
         raise LaunchError("broker 9 does not exist: the cluster has brokers 1 to 3")
+
+    def resume(self, who: Who) -> list[Member]:
+        raise PermissionError(errno.EPERM, "Operation not permitted")
 
     def handed_over(self, broker_id: int) -> str:
         return "handed over 4 leaders"
@@ -150,6 +155,25 @@ async def test_commands_under_way_have_a_limit() -> None:
     local.may_end.set()
     await until(lambda: all(each.said for each in faults.applied))
     assert local.commands == [("kill", BrokerId(1))] * MAX_AT_ONCE
+
+
+def test_a_command_that_hangs_does_not_keep_the_console_from_ending() -> None:
+    local = Local()
+    local.may_end.clear()
+
+    async def console() -> None:
+        _faults(local).apply("kill", "1")
+        await until(lambda: local.commands)
+
+    asyncio.run(console())  # returns, although the command goes on
+    local.may_end.set()
+
+
+async def test_a_process_of_another_user_is_said_to_be_one() -> None:
+    buttons = Buttons()
+    await buttons.press("resume", "1")
+    await until(lambda: buttons.faults.applied[0].failed)
+    assert "Operation not permitted" in (buttons.faults.applied[0].said or "")
 
 
 async def test_without_the_option_there_are_neither_buttons_nor_commands() -> None:
