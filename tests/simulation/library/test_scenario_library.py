@@ -9,7 +9,13 @@ from minibroker.scenarios.model import read_scenario
 from minibroker.scenarios.report import report
 from minibroker.scenarios.virtual import play_virtual
 
-FEW = ("kip-966-last-replica-standing", "member-dies", "transaction-coordinator-killed", "unclean-election")
+FEW = (
+    "acks-all-waits",
+    "kip-966-last-replica-standing",
+    "member-dies",
+    "transaction-coordinator-killed",
+    "unclean-election",
+)
 """A second each, for `make test`."""
 
 
