@@ -21,17 +21,19 @@ import sys
 import tempfile
 import time
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
+from typing import NamedTuple
 
 import msgspec
 
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.cluster_file import ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
-from tests.kafka_clients.programs import CannotBuild, jars, java_command, run, tool
+from tests.kafka_clients.peers_security import PROTOCOLS, USERS, Listeners, Security, add_users
+from tests.kafka_clients.programs import TOOLS, CannotBuild, jars, java_command, run, tool
 from tests.kafka_clients.verdicts import (
     FAILED,
     NOT_APPLICABLE,
@@ -66,6 +68,10 @@ SUITE_TIMEOUT_S = 900
 TEST_TIMEOUT_S = 60
 RUNNER_TIMEOUT_S = 900
 """Limit for the tests of librdkafka that share a number. 0113 takes 500 s, the others at most two minutes."""
+SECURED_LIBRDKAFKA = ("0135_sasl_credentials", "0142_reauthentication")
+"""Tests of librdkafka that run by SASL_SSL."""
+SESSION_MS = "5000"
+"""How long a session lasts there. A test produces for longer than that."""
 
 Ledger = dict[str, Known]
 Suite = Callable[[Path, Path, Known], Iterator[Found]]
@@ -73,14 +79,30 @@ Suite = Callable[[Path, Path, Known], Iterator[Found]]
 CannotBuild."""
 
 
+class Up(NamedTuple):
+    """A cluster that runs."""
+
+    listeners: Listeners
+    security: Security
+
+    @property
+    def bootstrap(self) -> str:
+        return self.listeners.bootstrap("PLAINTEXT")
+
+    def of(self, protocol: str) -> str:
+        return self.listeners.bootstrap(protocol)
+
+
 @contextmanager
-def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> Iterator[str]:
+def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> Iterator[Up]:
     """A cluster with the number of brokers and the first broker id that the suite expects."""
-    *ports, zookeeper_port = free_ports(brokers + 1)
+    zookeeper_port, *ports = free_ports(brokers * len(PROTOCOLS) + 1)
+    listeners = Listeners([ports[at : at + len(PROTOCOLS)] for at in range(0, len(ports), len(PROTOCOLS))])
+    security = Security(directory.with_name(f"{directory.name}-security"))
     launcher = LocalCluster(directory)
     planned = ClusterFile(
         zookeeper=ZooKeeperEntry(f"{LOOPBACK}:{zookeeper_port}", zookeeper_port),
-        brokers=tuple(BrokerEntry(number, port) for number, port in enumerate(ports, first)),
+        brokers=listeners.brokers(first),
         settings={
             "auto.create.topics.enable": "true",
             "num.partitions": "4",
@@ -90,12 +112,15 @@ def cluster(directory: Path, brokers: int, first: int = 0, **settings: str) -> I
             "allow.everyone.if.no.acl.found": "true",
             # Some tests expect that a dead member is detected soon.
             "group.min.session.timeout.ms": "1000",
+            **security.settings(),
             **{name.replace("_", "."): value for name, value in settings.items()},
         },
     )
     launcher.launch(planned)
     try:
-        yield launcher.bootstrap()
+        up = Up(listeners, security)
+        add_users(up.bootstrap)
+        yield up
     finally:
         launcher.down(kill=True)
 
@@ -147,6 +172,31 @@ SERVICE = """class ExternalService:
 
 SpawnedService = None
 """
+# The suites for SASL and TLS start brokers of their own, and skip themselves otherwise. This plugin lets them use the
+# listeners of the broker that already runs.
+PLUGIN = """import os
+import py
+from test.integration.fixtures import KafkaFixture
+
+
+def instance(broker_id, transport="PLAINTEXT", sasl_mechanism=None, **others):
+    port = int(os.environ["PORT_" + transport])
+    made = KafkaFixture(
+        "localhost", port, broker_id, transport=transport, sasl_mechanism=sasl_mechanism, partitions=4, external=True
+    )
+    made.ssl_dir = os.environ["SSL_DIR"]
+    made.tmp_dir = py.path.local.mkdtemp()
+    made.jaas_config = made._jaas_config()
+    return made
+
+
+KafkaFixture.instance = staticmethod(instance)
+"""
+COMMAND_CONFIG = """security.protocol={transport}
+sasl.mechanism={sasl_mechanism}
+sasl.jaas.config={jaas_config}
+"""
+SECURED_PYTHON = ("test_sasl_integration", "test_ssl_integration")
 
 
 def fetch_kafka_python(cache: Path) -> tuple[Path, Path]:
@@ -164,20 +214,37 @@ def fetch_kafka_python(cache: Path) -> tuple[Path, Path]:
         (source / "test" / "__init__.py").touch()
         (source / "test" / "service.py").write_text(SERVICE)
         (directory / "complete").touch()
+    (source / "test" / "listeners.py").write_text(PLUGIN)
+    resources = source / "servers" / "resources" / "default"
+    resources.mkdir(parents=True, exist_ok=True)
+    (resources / "sasl_command.conf").write_text(COMMAND_CONFIG)
     return source, python
 
 
 def kafka_python(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     source, python = fetch_kafka_python(cache)
-    junit, log = directory / "junit.xml", directory / "pytest.log"
-    pytest = [str(python), "-m", "pytest", "test/integration", f"--junitxml={junit}", "-p", "no:cacheprovider"]
-    pytest += ["--tb=short", "--show-capture=no", f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal"]
-    with cluster(directory / "cluster", brokers=1) as bootstrap:
-        environment = {"KAFKA_URI": f"kafka://{bootstrap}", "KAFKA_VERSION": SPEAKS, "KAFKA_ROOT": str(directory)}
-        ended = execute(pytest, source, log, SUITE_TIMEOUT_S, **environment)
-    if not junit.exists():
-        raise CannotBuild(f"pytest: {ended}; {' / '.join(log.read_text().splitlines()[-3:])}")
-    yield from read_junit(junit.read_text(), "test.integration")
+    kafka = kafka_path(cache)
+    files = [f"test/integration/{name}.py" for name in SECURED_PYTHON]
+
+    def run_tests(name: str, *chosen: str, **environment: str) -> list[Found]:
+        junit, log = directory / f"{name}.xml", directory / f"{name}.log"
+        pytest = [str(python), "-m", "pytest", *chosen, f"--junitxml={junit}", "-p", "no:cacheprovider"]
+        pytest += ["--tb=short", "--show-capture=no", f"--timeout={TEST_TIMEOUT_S}", "--timeout-method=signal"]
+        common = {"KAFKA_VERSION": SPEAKS, "KAFKA_ROOT": str(kafka)}
+        ended = execute(pytest, source, log, SUITE_TIMEOUT_S, **common, **environment)
+        if not junit.exists():
+            raise CannotBuild(f"pytest: {ended}; {' / '.join(log.read_text().splitlines()[-3:])}")
+        return read_junit(junit.read_text(), "test.integration")
+
+    with cluster(directory / "cluster", brokers=1) as up:
+        others = [f"--ignore={file}" for file in files]
+        yield from run_tests("plain", "test/integration", *others, KAFKA_URI=f"kafka://{up.bootstrap}")
+        ssl_directory = directory / "ssl"
+        ssl_directory.mkdir()
+        shutil.copy(up.security.certificates.authority, ssl_directory / "ca-cert")
+        ports = {f"PORT_{protocol}": up.of(protocol).partition(":")[2] for protocol in PROTOCOLS}
+        environment = {**ports, "SSL_DIR": str(ssl_directory), "ZOOKEEPER_URI": "unused"}
+        yield from run_tests("secured", "-p", "test.listeners", *files, **environment)
 
 
 # -- Go --
@@ -219,10 +286,44 @@ def run_go(source: Path, package: str, directory: Path, chosen: list[str], **env
     return read_go(events, ended)
 
 
-def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
+# TestOAuthAuth makes tokens without a signature, which no broker here accepts. Let it take signed ones instead.
+SIGNED_TOKENS = {
+    'oauth.Auth{Token: enc([]byte(`{"alg":"none"}`)) + "." + enc([]byte(claims)) + "."}': (
+        'oauth.Auth{Token: map[bool]string{true: os.Getenv("EXPIRED_TOKEN"), false: os.Getenv("VALID_TOKEN")}'
+        "[exp.Before(time.Now())]}\n_, _ = enc, claims"
+    ),
+    '"encoding/base64"': '"encoding/base64"\n"os"',
+}
+
+
+def fetch_franz_go(cache: Path) -> Path:
     source = fetch_go(cache, "github.com/twmb/franz-go", FRANZ_GO)
-    with cluster(directory / "cluster", brokers=3) as bootstrap:
-        environment = {"KGO_SEEDS": bootstrap, "KGO_TEST_RF": "3", "KGO_TEST_RECORDS": "50000", "KGO_LOG_LEVEL": "none"}
+    file = source / "pkg" / "kgo" / "client_test.go"
+    text = file.read_text()
+    if "VALID_TOKEN" not in text:
+        for before, after in SIGNED_TOKENS.items():
+            if before not in text:
+                raise CannotBuild(f"{file.name} makes its tokens in another way: correct SIGNED_TOKENS")
+            text = text.replace(before, after)
+        file.write_text(text)
+    return source
+
+
+def franz_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
+    source = fetch_franz_go(cache)
+    user = USERS[0]
+    with cluster(directory / "cluster", brokers=3) as up:
+        environment = {
+            "KGO_SEEDS": up.bootstrap,
+            "KGO_TEST_RF": "3",
+            "KGO_TEST_RECORDS": "50000",
+            "KGO_LOG_LEVEL": "none",
+            "KGO_TEST_SCRAM_SEEDS": up.of("SASL_PLAINTEXT"),
+            "KGO_TEST_SCRAM": f"{user.name}:{user.scram[0]}",
+            "KGO_TEST_OAUTH_SEEDS": up.of("SASL_PLAINTEXT"),
+            "VALID_TOKEN": up.security.token("admin", 3600),
+            "EXPIRED_TOKEN": up.security.token("admin", -60),
+        }
         # A subtest of the new group protocol that `go test` leaves out keeps its place in a semaphore, and the suite
         # stands still.
         yield from go_test(source, "./pkg/kgo", directory, known, own_skips="848", **environment)
@@ -232,17 +333,20 @@ def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     source = directory / "source"
     settings = {"num_partitions": "1", "message_max_bytes": "60000000", "group_min_session_timeout_ms": "6000"}
     settings["internal_segment_bytes_min"] = SMALLEST_SEGMENT
-    with cluster(directory / "cluster", brokers=1, first=1, **settings) as bootstrap:
+    with cluster(directory / "cluster", brokers=1, first=1, **settings) as up:
         shutil.copytree(fetch_go(cache, "github.com/segmentio/kafka-go", KAFKA_GO), source)
-        host, _, port = bootstrap.partition(":")
+        host, _, port = up.bootstrap.partition(":")
+        sasl_port = up.of("SASL_PLAINTEXT").partition(":")[2]
         # Its tests have no setting for the broker's address.
-        for file in source.glob("*.go"):
+        for file in [*source.glob("*.go"), *source.glob("sasl/*_test.go")]:
             text = file.read_text().replace("9092", port)
+            text = re.sub(r"(localhost|127\.0\.0\.1):9093(?!\D*9094)", rf"{host}:{sasl_port}", text)
             file.write_text(text.replace("localhost", host) if file.stem.endswith("_test") else text)
         found = go_test(source, ".", directory, known, KAFKA_VERSION="3.7.0")
         yield from (each for each in found if each.test not in OF_OLD_KAFKA)
         chosen = ["-run", f"^({'|'.join(OF_OLD_KAFKA)})$"]
         yield from run_go(source, ".", directory, chosen, KAFKA_VERSION="2.8.1")
+        yield from run_go(source, "./sasl", directory, [], KAFKA_VERSION="3.7.0")
 
 
 # -- librdkafka --
@@ -250,7 +354,7 @@ def kafka_go(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
 
 def build_librdkafka(cache: Path) -> Path:
     """Build the tests; return their directory, which holds the runner."""
-    directory = cache / f"node-rdkafka-{NODE_RDKAFKA}"
+    directory = cache / f"node-rdkafka-{NODE_RDKAFKA}-ssl"
     source = directory / "package" / "deps" / "librdkafka"
     if not (directory / "complete").exists():
         directory.mkdir(parents=True, exist_ok=True)
@@ -262,7 +366,9 @@ def build_librdkafka(cache: Path) -> Path:
         run([tool("npm", "npm"), "pack", f"node-rdkafka@{NODE_RDKAFKA}"], directory)
         run([tool("tar", "tar"), "-xzf", f"node-rdkafka-{NODE_RDKAFKA}.tgz"], directory)
         make = [tool("make", "make"), f"-j{len(os.sched_getaffinity(0))}"]
-        run(["./configure", "--disable-ssl", "--disable-sasl", "--disable-curl"], source)
+        # Without it, the build has no SCRAM either.
+        run([tool("g++", "libssl-dev"), "-fsyntax-only", "-xc++", "-include", "openssl/ssl.h", os.devnull], directory)
+        run(["./configure", "--disable-sasl", "--disable-curl"], source)
         run([*make, "libs"], source)
         run([*make, "-C", "tests", "build"], source)
         (directory / "complete").touch()
@@ -270,13 +376,16 @@ def build_librdkafka(cache: Path) -> Path:
 
 
 def kafka_path(cache: Path) -> Path:
-    """A directory like that of Kafka's distribution, with the console tool that some tests use to create topics, and
+    """A directory like that of Kafka's distribution, with the console tools that some tests use, and
     the jars for the tests' own Java programs."""
     directory = cache / "kafka"
     lib = jars(cache, "org.apache.kafka", "kafka-tools", KAFKA_TOOLS)
     topics = shlex.join(java_command(f"{lib}/*", "org.apache.kafka.tools.TopicCommand"))
     *run_class, _ = java_command("", "")
+    new_lib = jars(cache, "org.apache.kafka", "kafka-tools", TOOLS)
+    acls = shlex.join(java_command(f"{new_lib}/*", "org.apache.kafka.tools.AclCommand"))
     scripts = {
+        "kafka-acls.sh": f'exec {acls} "$@"',
         "kafka-topics.sh": f'exec {topics} "$@"',
         "kafka-run-class.sh": f'exec {shlex.join(run_class[:-1])} "$CLASSPATH:{lib}/*" "$@"',
     }
@@ -299,6 +408,8 @@ def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
     all_names = {each.name for each in declared}
     yield from (Found(name, SKIPPED) for name in known.not_applicable if name.partition("::")[0] in all_names)
     wanted = [each for each in declared if not each.is_local and each.name not in known.not_applicable]
+    secured = [each for each in wanted if each.name in SECURED_LIBRDKAFKA]
+    wanted = [each for each in wanted if each not in secured]
     for scenario, creates in (("default", "true"), ("noautocreate", "false")):
         of_scenario = [each for each in wanted if scenario in each.scenarios]
         with cluster(
@@ -306,8 +417,8 @@ def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
             brokers=3,
             auto_create_topics_enable=creates,
             internal_segment_bytes_min=SMALLEST_SEGMENT,
-        ) as bootstrap:
-            runner = Runner(tests, directory / scenario, scenario, kafka, bootstrap)
+        ) as up:
+            runner = Runner(tests, directory / scenario, scenario, kafka, up.bootstrap)
             for number in sorted({each.number for each in of_scenario}):
                 names = [each.name for each in of_scenario if each.number == number]
                 if whole := [name for name in names if name not in known.parts]:
@@ -315,12 +426,32 @@ def librdkafka(cache: Path, directory: Path, known: Known) -> Iterator[Found]:
                 for name in names:
                     for part in known.parts.get(name, []):
                         yield read_part(name, part, *runner.run(number, part))
+    user = USERS[0]
+    with cluster(directory / "secured" / "cluster", brokers=3, connections_max_reauth_ms=SESSION_MS) as up:
+        settings = {
+            "security.protocol": "sasl_ssl",
+            "sasl.mechanism": "SCRAM-SHA-256",
+            "sasl.username": user.name,
+            "sasl.password": user.scram[0],
+            "ssl.ca.location": str(up.security.certificates.authority),
+        }
+        runner = Runner(tests, directory / "secured", "default", kafka, up.of("SASL_SSL"), settings)
+        for each in secured:
+            yield from read_runner([each.name], *runner.run(each.number))
 
 
 class Runner:
     """librdkafka's test-runner against a cluster."""
 
-    def __init__(self, tests: Path, directory: Path, scenario: str, kafka: Path, bootstrap: str) -> None:
+    def __init__(
+        self,
+        tests: Path,
+        directory: Path,
+        scenario: str,
+        kafka: Path,
+        bootstrap: str,
+        security: Mapping[str, str] | None = None,
+    ) -> None:
         self._tests = tests
         self._directory = directory
         self._command = ["./test-runner", "-p1", "-L", "-V", f"{SPEAKS}.0", "-s", scenario]
@@ -330,8 +461,13 @@ class Runner:
             "KAFKA_PATH": str(kafka),
             "BROKERS": bootstrap,
         }
-        settings = ("test.topic.random=true", "test.timeout.multiplier=3", f"bootstrap.servers={bootstrap}", "")
-        (directory / "test.conf").write_text("\n".join(settings))
+        settings = {
+            "test.topic.random": "true",
+            "test.timeout.multiplier": "3",
+            "bootstrap.servers": bootstrap,
+            **(security or {}),
+        }
+        (directory / "test.conf").write_text("".join(f"{name}={value}\n" for name, value in settings.items()))
 
     def run(self, number: str, part: str = "") -> tuple[bytes | None, str, str]:
         """Run the tests with this number, or only their subtests named `part`. Return the report, the log, and how the
