@@ -100,7 +100,9 @@ class LiveStage:
             "resume": self._cluster.resume,
             "isolate": self._cluster.isolate,
         }[action.verb]
-        await asyncio.gather(*(act(member) for member in members))
+        # One call for all: brokers start side by side, and a first one might wait for the others.
+        whole = set(members) == set(self.broker_ids) and len(members) > 1
+        await asyncio.gather(*(act(who) for who in (["all"] if whole else members)))
 
     async def moment(self, event: Event, within_s: float) -> str | None:
         raise NotImplementedError(f"{event.text}: see `words.EVENTS`")
