@@ -54,7 +54,7 @@ def application() -> typer.Typer:
 
     from minibroker.client.cli import commands
     from minibroker.deploy import cli as launcher
-    from minibroker.scenarios import cli as scenarios
+    from minibroker.deploy.scenarios import cli as scenarios
     from minibroker.spark_jobs import cli as spark
 
     app = typer.Typer(

@@ -13,7 +13,7 @@ from collections.abc import Collection, Iterator
 from pathlib import Path
 
 ROOT = Path(__file__).parents[1]
-PACKAGES = ("broker", "client", "controller", "deploy", "protocol", "scenarios", "simulator", "spark_jobs")
+PACKAGES = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")
 
 HABITS = (
     r"(?:^|[.:;!?]\s+)(?:What|Whatever|Who|Whoever|Whichever|Wherever)\b(?![^.?!]*\?)",

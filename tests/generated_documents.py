@@ -17,8 +17,8 @@ from minibroker.broker.groups import states as group
 from minibroker.broker.security.table import ACCESS
 from minibroker.broker.transactions import states as transaction
 from minibroker.controller.decisions.states import partition, replica
+from minibroker.deploy.scenarios.words import ACTIONS, EVENTS, Form
 from minibroker.protocol.apis import APIS
-from minibroker.scenarios.words import ACTIONS, EVENTS, Form
 
 ROOT = Path(__file__).parents[1]
 SECURITY = ROOT / "docs/security.md"
@@ -27,7 +27,7 @@ CONTROLLER = ROOT / "docs/internals/controller.md"
 GROUPS = ROOT / "docs/internals/groups.md"
 TRANSACTIONS = ROOT / "docs/internals/transactions.md"
 SCENARIOS = ROOT / "docs/scenarios.md"
-PARTS = ("broker", "client", "controller", "deploy", "protocol", "scenarios", "simulator", "spark_jobs")
+PARTS = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")
 
 S = TypeVar("S", bound=Enum)
 

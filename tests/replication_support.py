@@ -21,6 +21,8 @@ from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.parsing import broker_config
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode, error_of
@@ -48,8 +50,6 @@ from minibroker.protocol.model import DEFAULT_LISTENER, LeaderAndIsr, TopicParti
 from minibroker.protocol.records import READ_UNCOMMITTED
 from minibroker.protocol.world import ZooKeeperSession
 from minibroker.protocol.world.real import RealDisk
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.storage_support import Clock, open_log
 
 ME = 1

@@ -17,6 +17,8 @@ from minibroker.broker.storage.directory import LogDirectory, partition_of
 from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.recovery.recovery import recover
+from minibroker.deploy.simulator.disk import ProcessDisk, VirtualDisk
+from minibroker.deploy.simulator.ownership import ProcessKilled
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.model import TopicPartition
@@ -32,8 +34,6 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.world import Beside, Disk, Executor, File, Lock, World, ZooKeeper
 from minibroker.protocol.world.real import NoZooKeeper, RealDisk, RealNetwork
-from minibroker.simulator.disk import ProcessDisk, VirtualDisk
-from minibroker.simulator.ownership import ProcessKilled
 
 T = TypeVar("T")
 
@@ -160,7 +160,7 @@ class StorageHost:
 
 
 class _StorageProcess:
-    """`minibroker.simulator.disk.DiskUser`."""
+    """`minibroker.deploy.simulator.disk.DiskUser`."""
 
     def __init__(self) -> None:
         self._alive = True

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable
 
-from minibroker.simulator.waiting import until as until
+from minibroker.deploy.simulator.waiting import until as until
 
 
 def until_true(condition: Callable[[], object], within_s: float = 120.0, every_s: float = 0.05) -> None:

@@ -12,8 +12,8 @@ import pytest
 
 from minibroker.deploy.local.processes import send_signal, wait_until_gone
 from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC
 from minibroker.deploy.trials.trial import Trial, TrialVerdict
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC
 from tests.integration.cli.shell import PATIENCE_S, Shell, running_shell
 
 LONGEST_STOP_S = 15.0

@@ -22,7 +22,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import wait_until
 from minibroker.deploy.local.who import BrokerId
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC
 
 PATIENCE_S = 90.0
 RECORDS = 2_000

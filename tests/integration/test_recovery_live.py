@@ -21,8 +21,8 @@ from minibroker.deploy.local.recovery import ask_recoveries
 from minibroker.deploy.local.who import BrokerId
 from minibroker.deploy.observing.status import Status
 from minibroker.deploy.observing.status_screen import status_lines
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC
 from tests.integration.cli import shell
 from tests.integration.test_metrics_live import scrape_text
 from tests.waiting import until_true

@@ -50,7 +50,7 @@ from tests.kafka_clients.records import (
 from tests.waiting import until
 
 BROKERS = 3
-CHECK_TIMEOUT_S = 75.0
+CHECK_TIMEOUT_S = 150.0
 OF_EACH_CODEC = 300
 UNDER_FIRE = 1_200
 PER_SECOND = 200
@@ -93,7 +93,7 @@ class Run:
     def of(self, kind: str) -> list[list[str]]:
         return [line for line in self.lines if line[0] == kind]
 
-    async def until(self, condition: Callable[[], object], what: str, within_s: float = 40) -> None:
+    async def until(self, condition: Callable[[], object], what: str, within_s: float = 90) -> None:
         """Wait until the condition is true. Raises Failed if the program ends first, or after `within_s`."""
         try:
             await until(lambda: condition() or self.has_ended, within_s, every_s=0.02)
@@ -252,7 +252,7 @@ class Feeder:
             if over_s:
                 await asyncio.sleep(over_s / count)
         self.sent += count
-        left = await asyncio.to_thread(self._producer.flush, 40)
+        left = await asyncio.to_thread(self._producer.flush, 90)
         if left:
             raise Failed(f"the test's own producer could not send {left} records")
 

@@ -18,7 +18,7 @@ import pytest
 from minibroker.deploy.local.ports import free_ports
 
 ROOT = Path(__file__).parents[3]
-PARTS = ("broker", "client", "controller", "deploy", "protocol", "scenarios", "simulator", "spark_jobs")
+PARTS = ("broker", "client", "controller", "deploy", "protocol", "spark_jobs")
 PATIENCE_S = 120
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,12 @@ import pytest
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.who import AllBrokers, BrokerId
-from minibroker.scenarios import shelf
-from minibroker.scenarios.export import exported
-from minibroker.scenarios.live import play_live
-from minibroker.scenarios.model import read_scenario
-from minibroker.scenarios.record import record
-from minibroker.scenarios.report import report
+from minibroker.deploy.scenarios import shelf
+from minibroker.deploy.scenarios.export import exported
+from minibroker.deploy.scenarios.live import play_live
+from minibroker.deploy.scenarios.model import read_scenario
+from minibroker.deploy.scenarios.record import record
+from minibroker.deploy.scenarios.report import report
 
 pytestmark = pytest.mark.slow
 

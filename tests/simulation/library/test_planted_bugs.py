@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.scenarios import shelf
-from minibroker.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios import shelf
+from minibroker.deploy.scenarios.virtual import play_virtual
 from tests.simulation.mutants import planted
 
 pytestmark = pytest.mark.slow

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import pytest
 
-from minibroker.scenarios import shelf
-from minibroker.scenarios.model import read_scenario
-from minibroker.scenarios.report import report
-from minibroker.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios import shelf
+from minibroker.deploy.scenarios.model import read_scenario
+from minibroker.deploy.scenarios.report import report
+from minibroker.deploy.scenarios.virtual import play_virtual
 
 FEW = (
     "acks-all-waits",

@@ -25,7 +25,7 @@ from typing import Any
 
 import pytest
 
-from minibroker.simulator.loop import Stuck
+from minibroker.deploy.simulator.loop import Stuck
 from tests.simulation.mutants import MUTANTS, plugin
 
 TABLES = Path(__file__).with_name("seen_by.toml")

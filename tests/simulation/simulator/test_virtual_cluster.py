@@ -12,12 +12,12 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.process import Process
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 
 TOPIC = "orders"
@@ -187,7 +187,7 @@ async def _faulty_scenario() -> str:
 @pytest.mark.slow
 def test_a_run_with_faults_and_the_same_seed_is_equal_in_another_process() -> None:
     program = (
-        "from minibroker.simulator.loop import run\n"
+        "from minibroker.deploy.simulator.loop import run\n"
         "from tests.simulation.simulator.test_virtual_cluster import _faulty_scenario\n"
         "print(run(_faulty_scenario(), seed=7, shuffle=True))"
     )

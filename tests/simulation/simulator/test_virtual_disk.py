@@ -12,12 +12,12 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.deploy.simulator.disk import SECTOR_BYTES, ProcessDisk
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.world import Host, Simulation
 from minibroker.protocol.world import Disk
 from minibroker.protocol.world.real import RealDisk
-from minibroker.simulator.disk import SECTOR_BYTES, ProcessDisk
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.world import Host, Simulation
 from tests.running import run_by
 
 Scenario = Callable[[Disk, str], None]

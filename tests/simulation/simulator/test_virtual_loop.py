@@ -8,10 +8,10 @@ import weakref
 
 import pytest
 
-from minibroker.simulator.loop import Stuck, VirtualLoop, on_virtual_loop, run
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.process import Process
-from minibroker.simulator.world import Simulation, VirtualWorld
+from minibroker.deploy.simulator.loop import Stuck, VirtualLoop, on_virtual_loop, run
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 
 
@@ -315,7 +315,7 @@ class _TooSlow(BaseException):
 
 @pytest.mark.parametrize("ends", [True, False], ids=["callbacks end", "one does not"])
 def test_an_alarm_ends_the_run_whichever_task_it_interrupts(ends: bool, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr("minibroker.simulator.loop._ALARM_AGAIN_S", 0.01)
+    monkeypatch.setattr("minibroker.deploy.simulator.loop._ALARM_AGAIN_S", 0.01)
     interrupted: list[BaseException] = []
 
     async def work() -> None:

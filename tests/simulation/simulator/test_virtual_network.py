@@ -13,6 +13,10 @@ from typing import Any, cast
 import pytest
 import uvloop
 
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.transport import WINDOW_BYTES, Arrival
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.apis import METADATA, decode_request, decode_request_envelope, encode_response
 from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES, FrameReader, request_limit
 from minibroker.protocol.connections.rpc import RequestTimedOut, open_connection
@@ -20,10 +24,6 @@ from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.messages import MetadataRequest, MetadataResponse, MetadataTopic
 from minibroker.protocol.world import Incoming, Listener, Network
 from minibroker.protocol.world.real import RealNetwork
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.transport import WINDOW_BYTES, Arrival
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 
 Scenario = Callable[[Network, Network, str], Coroutine[None, None, None]]

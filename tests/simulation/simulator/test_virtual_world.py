@@ -7,6 +7,9 @@ import sys
 
 import pytest
 
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.ownership import Owner, ProcessKilled, current_owner
+from minibroker.deploy.simulator.world import WALL_CLOCK_START_MS, Simulation, VirtualWorld
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import NetworkError
@@ -21,9 +24,6 @@ from minibroker.protocol.world import (
     World,
     ZooKeeperSession,
 )
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.ownership import Owner, ProcessKilled, current_owner
-from minibroker.simulator.world import WALL_CLOCK_START_MS, Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.simulator.test_virtual_network import _serve
 
@@ -441,7 +441,7 @@ def test_the_same_seed_gives_the_same_trace() -> None:
 
 def test_the_same_seed_gives_the_same_trace_in_another_process_with_other_hashes() -> None:
     program = (
-        "from minibroker.simulator.loop import run\n"
+        "from minibroker.deploy.simulator.loop import run\n"
         "from tests.simulation.simulator.test_virtual_world import _busy_scenario\n"
         "print(run(_busy_scenario(), seed=3))"
     )

@@ -9,6 +9,8 @@ from random import Random
 import pytest
 
 from minibroker.controller.zookeeper import KazooZooKeeper
+from minibroker.deploy.simulator.loop import Stuck, on_virtual_loop, run
+from minibroker.deploy.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 from minibroker.protocol.world import (
     BadVersion,
     Check,
@@ -30,8 +32,6 @@ from minibroker.protocol.world import (
     ZooKeeperError,
     ZooKeeperSession,
 )
-from minibroker.simulator.loop import Stuck, on_virtual_loop, run
-from minibroker.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 from tests.running import run_by
 
 Open = Callable[[], Coroutine[None, None, ZooKeeperSession]]

@@ -7,6 +7,7 @@ from contextlib import suppress
 from random import Random
 from typing import Any
 
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import (
@@ -23,7 +24,6 @@ from minibroker.protocol.connections.broker_proof import Handshake
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
-from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 

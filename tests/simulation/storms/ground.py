@@ -19,15 +19,15 @@ from typing import Any, NamedTuple
 
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.errors import ClientCrashed, CorruptBatch
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.disk_faults import DiskFaults
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, ReplicaAssignment, TopicPartition
 from minibroker.protocol.world import Operation
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.disk_faults import DiskFaults
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.world import Simulation, VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, SYNCED, Workload
 from tests.simulation.storms.report import Report, innermost_errors

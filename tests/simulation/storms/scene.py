@@ -12,11 +12,11 @@ from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from random import Random
 
+from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, Member, TopicPartition
 from minibroker.protocol.world import Create, Operation, SetData
-from minibroker.simulator.cluster import host_name
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.clients.bookkeepers import Bookkeepers
 from tests.simulation.storms.clients.compacting import Compacting
 from tests.simulation.storms.clients.groups import Groups

@@ -25,7 +25,7 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from typing import NamedTuple
 
-from minibroker.simulator.ownership import current_owner
+from minibroker.deploy.simulator.ownership import current_owner
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.report import Report

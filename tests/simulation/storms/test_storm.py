@@ -16,13 +16,13 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.transport import VirtualTransport
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.transport import VirtualTransport
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.seeds import every_seed
 from tests.simulation.storms.clients.groups import _Group, _Life, _Listener, _Member

@@ -8,12 +8,12 @@ from random import Random
 
 import pytest
 
+from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.acls import AclResourceType, ResourcePattern
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants import planted
 from tests.simulation.storms.clients.kafka_clients import VERSIONS, KafkaConsumer
 from tests.simulation.storms.report import Report

@@ -29,16 +29,16 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.controller.decisions import events
+from minibroker.deploy.simulator.cluster import PORT as DATA_PORT
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Network
-from minibroker.simulator.cluster import PORT as DATA_PORT
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
 from tests import kafka_connection
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer

@@ -14,6 +14,9 @@ from typing import Any, NamedTuple, TypeVar
 
 from minibroker.broker.replication.isr import Follower, proposal
 from minibroker.controller.controller import Controller, ControllerSettings
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import ProcessSession, Simulation, VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import APIS, decode_request, decode_request_envelope, encode_response
@@ -42,9 +45,6 @@ from minibroker.protocol.world import (
     WatchEvent,
     ZooKeeperError,
 )
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import ProcessSession, Simulation, VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 
 SESSION_TIMEOUT_MS = 6_000
 CONTROL_PORT = 9091

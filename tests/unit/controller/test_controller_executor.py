@@ -20,6 +20,9 @@ from minibroker.controller.executing.access import ControllerMoved, ZooKeeperAcc
 from minibroker.controller.executing.executor import PlanExecutor, PlanOutcome
 from minibroker.controller.executing.outbox import Outbox
 from minibroker.controller.timeline import MAX_LINES, Timeline
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR, UPDATE_METADATA, encode_request
 from minibroker.protocol.connections.broker_connections import BrokerConnections
@@ -27,9 +30,6 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, ZooKeeperError
 from minibroker.protocol.znodes import TopicZnode
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.unit.controller.pictures import CONTROLLER, EPOCH, broker, carry_out, leads, partition, picture
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Sequence
 
 import pytest
 
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
@@ -19,7 +20,6 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Delete, Operation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Told, simulate

@@ -12,13 +12,13 @@ from typing import Any
 import pytest
 
 from minibroker.controller.executing import executor
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.world import ConnectionLoss, Operation
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, Told, simulate
 from tests.unit.controller.test_controller_storm import Storm
 

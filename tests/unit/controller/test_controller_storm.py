@@ -10,13 +10,13 @@ from random import Random
 import pytest
 
 from minibroker.controller.handlers import steps
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Check, Create, Operation, SessionState, SetData, ZooKeeperError
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.seeds import every_seed
 from tests.unit.controller.cluster import Cluster, ObedientBroker, Office, simulate
 

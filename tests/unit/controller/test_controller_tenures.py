@@ -11,12 +11,12 @@ from functools import partial
 import pytest
 
 from minibroker.controller.decisions.events import Startup
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message
 from minibroker.protocol.model import RegisteredBroker, TopicPartition
 from minibroker.protocol.world import Operation, SessionState
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.unit.controller.cluster import Cluster, Office, Told, simulate
 

@@ -17,6 +17,9 @@ from minibroker.controller.governing.leadership import (
     Seen,
     judge_leadership,
 )
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol.world import (
     Check,
     Create,
@@ -28,9 +31,6 @@ from minibroker.protocol.world import (
     ZooKeeperSession,
 )
 from minibroker.protocol.znodes import CONTROLLER, CONTROLLER_EPOCH, decode_controller, encode_controller
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.waiting import until
 

@@ -17,6 +17,10 @@ from minibroker.controller.governing.registration import (
     SecretDiffers,
     judge_node,
 )
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.network import ProcessNetwork
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, NO_EPOCH, Endpoint
 from minibroker.protocol.world import (
     Check,
@@ -38,10 +42,6 @@ from minibroker.protocol.znodes import (
     encode_broker,
     encode_cluster_id,
 )
-from minibroker.simulator.loop import run
-from minibroker.simulator.network import ProcessNetwork
-from minibroker.simulator.world import Simulation, VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.waiting import until
 

@@ -11,14 +11,14 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.client_quotas import DEFAULT_ENTITY, QuotaEntity, QuotaErrors
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, METADATA
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.kafka.topics import CREATE_TOPICS as KAFKA_CREATE_TOPICS
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.kafka_connection import CLIENT_ID
 from tests.kafka_connection import connect as connect_as_kafka
 from tests.running import run_by

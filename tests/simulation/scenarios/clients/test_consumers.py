@@ -17,12 +17,12 @@ from minibroker.client.errors import InvalidSetting
 from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
 from minibroker.controller.handlers import steps
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from minibroker.spark_jobs.source.look_ups import LookUps, Topics
 from minibroker.spark_jobs.source.offsets import OffsetRange, Offsets, TopicOffsets, losses
 from minibroker.spark_jobs.source.options import Subscription

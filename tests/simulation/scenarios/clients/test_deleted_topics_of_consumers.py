@@ -13,11 +13,11 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.waiting import until
 

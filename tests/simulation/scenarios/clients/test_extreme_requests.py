@@ -15,6 +15,9 @@ from msgspec import inspect
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Api, Plane
@@ -24,9 +27,6 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import ResourceType, TopicPartition
 from minibroker.protocol.records import encode_batch
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 
 TOPIC = "orders"

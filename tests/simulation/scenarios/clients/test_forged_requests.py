@@ -13,6 +13,9 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.controller.governing.registration import Registration, SecretDiffers
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import BROKER_HANDSHAKE, FETCH, LIST_OFFSETS, Api, Plane
@@ -21,9 +24,6 @@ from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import ZooKeeperSession
-from minibroker.simulator.cluster import CONTROL_PORT, PORT, SECRET, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, with_client
 from tests.simulation.storms.forgeries import authenticate, forged_fetch, forged_orders, is_refused, shake_hands

@@ -12,14 +12,14 @@ from minibroker.broker.network.dialect import BadInput
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.broker.replication import transcoding
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import configs, data, groups, metadata
 from minibroker.protocol.kafka.primitives import MAX_ALL_TAGS, MAX_TAGS, write_unsigned_varint
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.records.transcoding import as_records
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests import kafka_connection
 from tests.kafka_connection import KafkaConnection, connect
 from tests.running import run_by

@@ -14,6 +14,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import open_connection
@@ -33,9 +36,6 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import make
-from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
 from tests.running import run_by

@@ -11,8 +11,8 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from tests.running import run_test
 from tests.simulation.mutants import MUTANTS, planted
 from tests.simulation.scenarios.control.test_forwarding import until_controller

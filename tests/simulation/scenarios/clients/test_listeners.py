@@ -8,12 +8,12 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from minibroker.controller.decisions import events
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.world import Watcher
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 
 TOPIC = "orders"

@@ -21,12 +21,12 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import LogTruncated
 from minibroker.client.producer import Producer
 from minibroker.client.settings import Address
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import OFFSET_FOR_LEADER_EPOCH
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.clients.test_consumers import P0, Scene, numbers, silence, take

@@ -14,15 +14,15 @@ from minibroker.client.administering.scram import UserErrors, UserScramCredentia
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import AuthenticationFailed
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import apis, znodes
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.sasl.scram import ScramMechanism, credential_of, salted_password
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, replica_of
 

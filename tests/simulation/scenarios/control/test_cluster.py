@@ -11,12 +11,12 @@ import pytest
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import LOG_DIR, VirtualCluster
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import LOG_DIR, VirtualCluster
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed
@@ -195,7 +195,7 @@ async def _traced_scenario() -> str:
 @pytest.mark.slow
 def test_a_cluster_runs_the_same_way_in_every_process_with_the_same_seed() -> None:
     program = (
-        "from minibroker.simulator.loop import run\n"
+        "from minibroker.deploy.simulator.loop import run\n"
         "from tests.simulation.scenarios.control.test_cluster import _traced_scenario\n"
         "print(run(_traced_scenario(), seed=7))"
     )

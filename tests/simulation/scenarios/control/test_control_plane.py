@@ -11,6 +11,10 @@ from minibroker.broker.broker import Broker
 from minibroker.client.admin import Admin
 from minibroker.client.administering.requests import KNOWN_WITHIN_S
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS
@@ -18,10 +22,6 @@ from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Create, Operation
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin

@@ -10,6 +10,11 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.ownership import Owner, ProcessKilled, current_owner
+from minibroker.deploy.simulator.world import Simulation
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CONTROLLED_SHUTDOWN, LEADER_AND_ISR, STOP_REPLICA, UPDATE_METADATA
@@ -18,11 +23,6 @@ from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import ConnectionLoss, Operation, SetData
-from minibroker.simulator.cluster import CONTROL_PORT, NO_OFFSETS_TOPIC, PORT, SECRET, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.ownership import Owner, ProcessKilled, current_owner
-from minibroker.simulator.world import Simulation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.mutants.planting import Patches

@@ -11,11 +11,11 @@ import pytest
 
 from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, CrashDetector
 from minibroker.controller.governing.crash_watch import CrashWatch
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, ZooKeeperSession
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 
 PORT = 9093

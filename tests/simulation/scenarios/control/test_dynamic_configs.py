@@ -15,6 +15,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigErrors, ConfigResource
 from minibroker.client.cli.configs import expected
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.rpc import open_connection
@@ -22,9 +25,6 @@ from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import ApiVersionsRequest
 from minibroker.protocol.model import AlterOperation, ConfigSource, ConfigType, TopicPartition
 from minibroker.protocol.records import MAX_BATCH_BYTES
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 

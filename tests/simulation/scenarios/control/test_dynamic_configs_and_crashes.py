@@ -11,12 +11,12 @@ import pytest
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigErrors
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation, ZooKeeperSession
 from minibroker.protocol.znodes import TopicZnode
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_dynamic_configs import (

@@ -12,15 +12,15 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.controller.handlers import steps
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import Check, ConnectionLoss, Operation
-from minibroker.simulator.cluster import CONTROL_PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
-from minibroker.simulator.world import Simulation, VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.scenarios.control.test_forwarding import until_controller
 
 TOPIC = "orders"

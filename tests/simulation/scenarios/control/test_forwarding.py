@@ -13,6 +13,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.requests import KNOWN_WITHIN_S
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, ENVELOPE, METADATA, encode_request
@@ -20,9 +23,6 @@ from minibroker.protocol.connections.framing import MAX_SMALL_REQUEST_BYTES
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, INTERNAL_TOPICS, TopicPartition
-from minibroker.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_forged_requests import KEY
 from tests.simulation.scenarios.helpers import with_client

@@ -15,10 +15,10 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.controller.handlers.steps import PARTITIONS_AT_ONCE
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import VirtualLoop, on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import VirtualLoop, on_virtual_loop, run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 
 FEW = 300

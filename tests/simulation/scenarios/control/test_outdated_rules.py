@@ -13,12 +13,12 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 

@@ -12,15 +12,15 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import CreatePartitionsTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Operation, SetData
 from minibroker.protocol.znodes import TopicZnode
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 

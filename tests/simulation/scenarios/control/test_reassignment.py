@@ -12,14 +12,14 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import PartitionErrors
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import ZOOKEEPER, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Check, Operation, ZooKeeperSession
-from minibroker.simulator.cluster import ZOOKEEPER, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin

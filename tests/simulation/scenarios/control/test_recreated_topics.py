@@ -13,11 +13,11 @@ import pytest
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed

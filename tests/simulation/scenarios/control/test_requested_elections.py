@@ -13,13 +13,13 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import PartitionErrors
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import ELECT_LEADERS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by, run_test
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut, until_controller

@@ -8,13 +8,13 @@ from typing import TypeVar
 from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, TimelineRead
 from minibroker.client.cli.timelines.story import Story, last_failover
+from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed

@@ -13,13 +13,13 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed, DeliveryTimedOut
 from minibroker.client.producer import Producer
 from minibroker.client.producing.partitioners import crc32
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Create
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.mutants import planted
 

@@ -11,14 +11,14 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.settings import Address
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, DELETE_TOPICS, Api
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.world import Create, Operation
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.control.test_forwarding import connect, creation, until_controller
 from tests.simulation.scenarios.helpers import with_client

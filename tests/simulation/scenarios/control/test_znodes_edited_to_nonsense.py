@@ -12,12 +12,12 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.errors import PartitionErrors
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, replicas_of
 

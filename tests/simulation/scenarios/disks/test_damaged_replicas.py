@@ -15,11 +15,11 @@ from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CorruptBatch
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import LOG_DIR, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import HEADER_SIZE, MAGIC_RECORDS, iterate_batches
-from minibroker.simulator.cluster import LOG_DIR, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin, replicas_of

@@ -17,13 +17,13 @@ from minibroker.client.administering.log_dirs import LogDirDescription
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import BrokersFailed
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, log_dir
+from minibroker.deploy.simulator.disk import SIZE_BYTES
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, log_dir
-from minibroker.simulator.disk import SIZE_BYTES
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin

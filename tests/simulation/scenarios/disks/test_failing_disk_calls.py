@@ -21,12 +21,12 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name, log_dir
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name, log_dir
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.simulation.scenarios.helpers import as_admin
 
 SETTINGS = {

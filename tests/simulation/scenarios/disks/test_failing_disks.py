@@ -10,10 +10,10 @@ import pytest
 from minibroker.broker.storage.directory import DataDirectoryUnusable
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.manager import LogManager
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.storage_support import NOW, batch
 

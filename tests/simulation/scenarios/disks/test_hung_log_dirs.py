@@ -10,11 +10,11 @@ import pytest
 from minibroker.broker.storage.directory import HUNG_AFTER_S, LogDirectory
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import LOG_DIR, VirtualCluster, log_dir
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import LOG_DIR, VirtualCluster, log_dir
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin
 from tests.simulation.seeds import every_seed

@@ -16,13 +16,13 @@ from minibroker.broker.storage.recovery.continuity import DataContinuity
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
 

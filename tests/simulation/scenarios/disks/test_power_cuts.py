@@ -9,11 +9,11 @@ from collections.abc import Awaitable, Callable
 import pytest
 
 from minibroker.client.consumer import Consumer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, replica_of, send_numbers, unclean_elections
 from tests.simulation.seeds import every_seed

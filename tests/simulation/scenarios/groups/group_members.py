@@ -6,14 +6,14 @@ import asyncio
 from collections.abc import Mapping, Sequence
 from typing import TypeVar
 
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import apis
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import Message
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 
 Asked = TypeVar("Asked", bound=Message)
 Answered = TypeVar("Answered", bound=Message)

@@ -17,10 +17,10 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.world import Simulation, VirtualWorld
 
 TOPIC = "orders"
 GROUP = "billing"

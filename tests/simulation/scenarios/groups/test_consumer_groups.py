@@ -8,7 +8,7 @@ from functools import partial
 import pytest
 
 from minibroker.client.errors import MaxPollIntervalExceeded
-from minibroker.simulator.loop import VirtualLoop, on_virtual_loop
+from minibroker.deploy.simulator.loop import VirtualLoop, on_virtual_loop
 from tests.running import run_by
 from tests.simulation.scenarios.groups.group_workload import GroupWork, Member
 from tests.simulation.seeds import every_seed

@@ -17,10 +17,10 @@ from minibroker.client.group.commits import Commits, OffsetAndMetadata
 from minibroker.client.group.heart import News, Overslept
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.waiting import until
 

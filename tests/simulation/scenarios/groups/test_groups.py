@@ -14,13 +14,13 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigErrors, ConfigResource
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import apis, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.groups.group_members import NOT_NOW, GroupClient, GroupMember, codes_of
 from tests.simulation.scenarios.helpers import replica_of, with_client

@@ -15,11 +15,11 @@ from minibroker.client.administering.topics import NewTopic
 from minibroker.client.cluster.coordinators import Coordinators
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.groups.group_members import GroupClient
 from tests.simulation.scenarios.helpers import as_admin

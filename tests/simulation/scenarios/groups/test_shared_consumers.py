@@ -9,9 +9,9 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.control.test_forwarding import until_controller
 from tests.simulation.scenarios.helpers import with_client

@@ -12,11 +12,11 @@ from minibroker.broker.storage.compaction.cleanable import Cleanable
 from minibroker.broker.storage.log import Log
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import LOG_DIR, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import decode_batch, iterate_batches
-from minibroker.simulator.cluster import LOG_DIR, VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client

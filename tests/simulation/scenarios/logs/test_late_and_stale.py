@@ -15,15 +15,15 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop, run
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import ALTER_PARTITION_REASSIGNMENTS, INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop, run
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin, replicas_of

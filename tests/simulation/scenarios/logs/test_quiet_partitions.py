@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.transport import Arrival
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.transport import Arrival
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 
 SETTLED_S, COUNTED_S = 5.0, 10.0

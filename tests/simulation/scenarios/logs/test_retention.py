@@ -12,6 +12,9 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import apis
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -19,9 +22,6 @@ from minibroker.protocol.messages import ProducePartition, ProduceRequest, Produ
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch, parse_header
 from minibroker.protocol.records.header import write_header
-from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, with_client
 

@@ -11,10 +11,10 @@ import pytest
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import NO_LEADER, TopicPartition
-from minibroker.simulator.cluster import NO_OFFSETS_TOPIC, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.helpers import as_admin, replica_of, send_numbers, unclean_elections

@@ -13,12 +13,12 @@ from minibroker.client.fetching.records import Record
 from minibroker.client.processing.results import Process, ProducerRecord
 from minibroker.client.processor import Processor
 from minibroker.client.transactions.states import Outcome
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.errors import BrokerError, NetworkError
 from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.simulation.scenarios.helpers import as_admin, send_numbers
 
 GROUP = "billing"

@@ -15,10 +15,10 @@ from typing import Any
 import pyarrow
 
 from minibroker.client.consumer import Consumer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.world import VirtualWorld
 from minibroker.spark_jobs.source.exactly_once import (
     Place,
     WrittenInTransaction,

@@ -9,10 +9,10 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.administering.transactions import ProducerErrors, TransactionalIdErrors, TransactionListing
 from minibroker.client.cli.hanging import OpenTransaction, hanging, longest_timeout_ms
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 from tests.simulation.scenarios.transactions.test_coordinator import P0, P1, with_topic

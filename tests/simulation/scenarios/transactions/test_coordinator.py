@@ -8,14 +8,14 @@ from typing import Any, Literal
 import pytest
 
 from minibroker.client.consumer import Consumer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.messages.fields import Attempt
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer, codes_of

@@ -6,13 +6,13 @@ import asyncio
 
 import pytest
 
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import apis
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import NOT_NOW, RETRY_S, RawProducer, codes_of
 from tests.simulation.scenarios.transactions.test_coordinator import with_topic

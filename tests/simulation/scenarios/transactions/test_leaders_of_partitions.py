@@ -8,6 +8,8 @@ from typing import Any
 import pytest
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
@@ -15,8 +17,6 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import READ_COMMITTED, READ_UNCOMMITTED, iterate_batches
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of
 from tests.simulation.scenarios.transactions.raw_transactions import NOT_NOW, RETRY_S, RawProducer

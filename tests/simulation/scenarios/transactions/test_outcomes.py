@@ -8,9 +8,9 @@ from typing import Any
 
 import pytest
 
+from minibroker.deploy.simulator.cluster import host_name
 from minibroker.protocol.errors import NetworkError
 from minibroker.protocol.model import NO_LEADER, TRANSACTIONS_TOPIC, TopicPartition
-from minibroker.simulator.cluster import host_name
 from tests.simulation.scenarios.transactions.transaction_support import GROUP, P, Q, Scenario, run_scenario
 from tests.simulation.storms.clients.transacting.kafka_transactions import OLDER, RAISING, TransactionVersions
 

@@ -12,10 +12,10 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CommitFailed, CommitOutcomeUnknown, ProducerFenced, TransactionAborted
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError
 from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition, internal_partition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import with_client
 

@@ -11,9 +11,9 @@ import pytest
 from minibroker.client.errors import ProducerFenced
 from minibroker.client.fetching.records import Record
 from minibroker.client.processing.results import ProducerRecord
+from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.ownership import ProcessKilled
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import host_name
-from minibroker.simulator.ownership import ProcessKilled
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.processing import INPUTS, Pipeline, double, with_pipeline
 

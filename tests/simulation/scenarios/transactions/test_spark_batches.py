@@ -11,10 +11,10 @@ import pytest
 from minibroker.broker.transactions.markers import MarkerSender
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ProducerFenced
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition, internal_partition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.world import VirtualWorld
 from minibroker.spark_jobs.source import exactly_once
 from minibroker.spark_jobs.source.exactly_once import Place, WrittenInTransaction, abort_batch, prepare_rows
 from tests.running import run_by

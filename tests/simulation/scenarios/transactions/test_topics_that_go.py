@@ -8,11 +8,11 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster, host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.scenarios.helpers import as_admin, with_client
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 from tests.simulation.scenarios.transactions.transaction_support import TOPIC, P, Q, Scenario, run_scenario

@@ -6,11 +6,11 @@ import asyncio
 from collections.abc import Awaitable, Callable, Mapping
 
 from minibroker.client.admin import Admin
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from tests.simulation.storms.clients.transacting.kafka_transactions import (
     RAISING,

@@ -22,9 +22,9 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, Closed, CommitFailed, PartitionErrors
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition, internal_partition
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.interruptions import may_be_interrupted
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING, Guests
 from tests.simulation.storms.ground import Ground

@@ -32,12 +32,12 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CorruptBatch
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
+from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, DecodedBatch, decode_batch, iterate_batches
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import host_name
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import Guests

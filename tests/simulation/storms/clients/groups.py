@@ -33,9 +33,9 @@ from minibroker.client.errors import ClientCrashed, CommitFailed, MaxPollInterva
 from minibroker.client.group.auto_commit import positions
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.client.group.states import MemberState
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.storms.clients.growing import METADATA_MAX_AGE_MS, Growing
 from tests.simulation.storms.clients.growing import TOPIC as GROWING

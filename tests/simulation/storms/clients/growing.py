@@ -17,12 +17,12 @@ from random import Random
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.znodes import TopicZnode
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 

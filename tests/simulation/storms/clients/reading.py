@@ -13,11 +13,11 @@ from typing import Any
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.client.fetching.records import Record
+from minibroker.deploy.simulator.loop import VirtualLoop
+from minibroker.deploy.simulator.world import WALL_CLOCK_START_MS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.loop import VirtualLoop
-from minibroker.simulator.world import WALL_CLOCK_START_MS
 from tests.simulation.storms.clients.interruptions import may_be_interrupted
 from tests.simulation.storms.verdicts.answers import (
     Answers,

@@ -24,13 +24,13 @@ from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed
+from minibroker.deploy.simulator.ownership import ProcessKilled
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.records import BatchHeader, decode_batch
 from minibroker.protocol.world import Create, Delete, Operation, SetData, World
-from minibroker.simulator.ownership import ProcessKilled
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.indirect_admin import IndirectAdmin
 from tests.simulation.storms.clients.rebirth_clients import RebirthClients

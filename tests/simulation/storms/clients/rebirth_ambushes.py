@@ -11,8 +11,8 @@ from functools import partial
 from operator import ne
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.deploy.simulator.cluster import host_name
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import host_name
 from tests.simulation.storms.clients.rebirth import (
     LATE_ISR_WRITE,
     SLOW_CONSUMERS,

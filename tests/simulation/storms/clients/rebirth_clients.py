@@ -11,10 +11,10 @@ from typing import Literal
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed, CorruptBatch
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.workload import Guests
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import TopicIdPartition

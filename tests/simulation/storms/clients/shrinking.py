@@ -31,13 +31,13 @@ from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.broker.replication.upkeep import log_retention
 from minibroker.client.admin import Admin
 from minibroker.client.errors import ClientCrashed
+from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import CorruptRecord, iterate_batches
-from minibroker.simulator.cluster import host_name
-from minibroker.simulator.process import Process
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.mutants.planting import Patches
 from tests.simulation.storms.ambush import Ambushes
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING

@@ -9,10 +9,10 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import NewTopic
 from minibroker.client.producer import Producer
 from minibroker.client.producing.partitioners import crc32
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation
 from tests.running import run_by
 from tests.simulation.storms.clients.kafka_clients import VERSIONS, KafkaProducer
 from tests.simulation.storms.clients.workload import Workload

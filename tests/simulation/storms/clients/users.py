@@ -34,14 +34,14 @@ from minibroker.client.errors import BufferFull, ClientCrashed, DeliveryFailed
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
 from minibroker.client.settings import Address
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import PORT, VirtualCluster, host_name
-from minibroker.simulator.world import WALL_CLOCK_START_MS, VirtualWorld
 from minibroker.spark_jobs.source.offsets import DataLost, OffsetRange
 from minibroker.spark_jobs.source.reading import RangeFetcher, ReadSettings
 from tests.simulation.storms.clients.habits import (

@@ -22,12 +22,12 @@ from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import BatchDelivery, BatchDeliveryFailed, Delivery
 from minibroker.client.producing.partitioners import crc32
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.process import Process
-from minibroker.simulator.world import VirtualWorld
 from tests.simulation.storms.clients.kafka_clients import (
     KafkaBatch,
     KafkaConsumer,

@@ -19,6 +19,8 @@ from minibroker.broker.network.request_channel import Request
 from minibroker.broker.storage.directory import HUNG_AFTER_S
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.offsets import CONSUMER
+from minibroker.deploy.simulator.cluster import PORT, host_name, log_dir
+from minibroker.deploy.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import (
     CREATE_PARTITIONS,
@@ -39,8 +41,6 @@ from minibroker.protocol.apis import (
     Api,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.simulator.cluster import PORT, host_name, log_dir
-from minibroker.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
 from tests.simulation.storms.faults import (
     faults_of_groups,
     faults_of_moments,

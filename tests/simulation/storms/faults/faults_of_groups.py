@@ -13,12 +13,12 @@ from contextlib import suppress
 from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupErrors
 from minibroker.client.consumer import Consumer
+from minibroker.deploy.simulator.cluster import PORT, host_name
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
 from minibroker.protocol.apis import OFFSET_COMMIT
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import internal_partition
-from minibroker.simulator.cluster import PORT, host_name
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.clients.workload import DURABLE
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of
 from tests.simulation.storms.ground import elects_another

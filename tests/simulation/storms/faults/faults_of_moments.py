@@ -6,9 +6,9 @@ import asyncio
 from collections.abc import Iterator
 from contextlib import contextmanager
 
+from minibroker.deploy.simulator.cluster import PORT, host_name
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER
-from minibroker.simulator.cluster import PORT, host_name
 from tests.simulation.storms.ground import elects_another
 from tests.simulation.storms.scene import Scene
 

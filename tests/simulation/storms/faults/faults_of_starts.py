@@ -11,13 +11,13 @@ import asyncio
 from collections.abc import Callable, Sequence
 from typing import Any, TypeVar
 
+from minibroker.deploy.simulator.cluster import CONTROL_PORT, host_name
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import LEADER_AND_ISR
 from minibroker.protocol.world import ConnectionLoss, Create, Operation, SetData
-from minibroker.simulator.cluster import CONTROL_PORT, host_name
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.simulation.storms.ground import Ground
 
 T = TypeVar("T")

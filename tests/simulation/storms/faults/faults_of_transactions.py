@@ -9,10 +9,10 @@ from __future__ import annotations
 
 import asyncio
 
+from minibroker.deploy.simulator.cluster import PORT, host_name
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
 from minibroker.protocol.apis import END_TXN
-from minibroker.simulator.cluster import PORT, host_name
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of
 from tests.simulation.storms.ground import elects_another
 from tests.simulation.storms.scene import Scene

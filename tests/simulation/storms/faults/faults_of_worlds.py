@@ -6,12 +6,12 @@ from __future__ import annotations
 import asyncio
 from contextlib import suppress
 
+from minibroker.deploy.simulator.cluster import PORT, host_name
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import PRODUCE
 from minibroker.protocol.records import HEADER_SIZE, iterate_batches
-from minibroker.simulator.cluster import PORT, host_name
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.faults.faults_of_starts import broker_of, next_of
 from tests.simulation.storms.ground import Ground
 

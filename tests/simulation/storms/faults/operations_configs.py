@@ -11,13 +11,13 @@ from contextlib import ExitStack, suppress
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
+from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import INCREMENTAL_ALTER_CONFIGS
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import min_insync_replicas
-from minibroker.simulator.cluster import host_name
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.clients.shrinking import RETENTION
 from tests.simulation.storms.clients.workload import DURABLE, SHRINKING

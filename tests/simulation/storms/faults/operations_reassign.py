@@ -9,11 +9,11 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import suppress
 
 from minibroker.client.admin import Admin
+from minibroker.deploy.simulator.cluster import ZOOKEEPER
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import NodeExists, ZooKeeperError
-from minibroker.simulator.cluster import ZOOKEEPER
 from tests.simulation.storms.ground import Ground
 from tests.simulation.storms.verdicts.history import Anomaly
 

@@ -6,7 +6,7 @@ from __future__ import annotations
 
 import asyncio
 
-from minibroker.simulator.cluster import host_name
+from minibroker.deploy.simulator.cluster import host_name
 from tests.simulation.storms.ground import Ground
 
 _STRIKES = (

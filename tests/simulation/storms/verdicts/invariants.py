@@ -26,10 +26,10 @@ from collections.abc import Callable, Collection, Container, Iterator, Mapping
 
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.partition import Partition
+from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import BatchHeader, CorruptRecord, iterate_batches, validate_batch
-from minibroker.simulator.cluster import VirtualCluster, host_name
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
 from tests.simulation.storms.verdicts.history import Anomaly, TopicIdPartition
 

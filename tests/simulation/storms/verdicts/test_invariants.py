@@ -9,12 +9,12 @@ import msgspec
 from minibroker.broker.replication.partition import Partition
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import znodes
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import World
-from minibroker.simulator.cluster import VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.simulation.storms.verdicts.history import TopicIdPartition
 from tests.simulation.storms.verdicts.invariants import Invariants
 

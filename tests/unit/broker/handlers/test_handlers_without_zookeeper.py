@@ -8,14 +8,14 @@ import pytest
 
 from minibroker.broker.broker import Broker
 from minibroker.client.admin import Admin
+from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import CREATE_TOPICS, INIT_PRODUCER_ID, METADATA
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.simulator.cluster import LOG_DIR, PORT, VirtualCluster
-from minibroker.simulator.loop import on_virtual_loop
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import session_of
 

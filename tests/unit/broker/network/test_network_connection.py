@@ -21,10 +21,10 @@ from minibroker.broker.network.processor import Processor, ServerConnection
 from minibroker.broker.network.quotas import ConnectionQuotas
 from minibroker.broker.network.request_channel import Request, RequestChannel
 from minibroker.broker.network.settings import NetworkSettings
+from minibroker.deploy.simulator.loop import run
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.framing import FrameReader, response_limit
-from minibroker.simulator.loop import run
 from tests.running import run_by
 
 CONNECTIONS = 5

@@ -10,9 +10,9 @@ import pytest
 
 from minibroker.broker.network.dialect import BadInput
 from minibroker.broker.network.large_requests import MOST_AT_ONCE, LargeRequests
+from minibroker.deploy.simulator.loop import run
 from minibroker.protocol.messages import Message
 from minibroker.protocol.messages.groups import ListGroupsRequest, ListGroupsResponse
-from minibroker.simulator.loop import run
 from tests.running import run_by
 
 T = TypeVar("T")

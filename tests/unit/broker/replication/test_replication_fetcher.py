@@ -19,6 +19,8 @@ from minibroker.broker.replication.following.fetcher import (
 )
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log_config import LogConfig
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import ErrorCode
@@ -31,8 +33,6 @@ from minibroker.protocol.messages import (
     FetchTopicResponse,
 )
 from minibroker.protocol.model import TopicPartition
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation, VirtualWorld
 from tests.replication_support import LAG_S, ME, TOPIC, state
 from tests.running import run_by
 from tests.storage_support import GatedExecutor, StorageWorld, batch, open_log, stamped

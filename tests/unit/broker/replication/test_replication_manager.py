@@ -15,6 +15,7 @@ from minibroker.broker.replication.lifecycle import DELETIONS_REMEMBERED
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.refused_batches import MOST_REMEMBERED, REMEMBERED_S, RefusedBatches
 from minibroker.broker.storage.log import Log
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import topic_ids, znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -31,7 +32,6 @@ from minibroker.protocol.messages import (
 from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS
 from minibroker.protocol.world import Operation
-from minibroker.simulator.zookeeper import VirtualSession
 from tests.replication_support import (
     LAG_S,
     ORDERS,

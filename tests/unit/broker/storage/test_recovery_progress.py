@@ -16,12 +16,12 @@ from minibroker.broker.storage.recovery.recovery import recover, to_be_read
 from minibroker.broker.storage.recovery.recovery_progress import LogProgress
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator.cluster import LOG_DIR, VirtualCluster
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress, of_metrics
 from minibroker.protocol.world.real import RealDisk
-from minibroker.simulator.cluster import LOG_DIR, VirtualCluster
-from minibroker.simulator.loop import run
-from minibroker.simulator.world import Simulation
 from tests.storage_support import BATCHES, CONFIG, NOW, GatedExecutor, StorageWorld, batch, segments, write_log
 from tests.unit.broker.test_metrics import GET, PORT, ask
 

@@ -21,8 +21,8 @@ from minibroker.broker.storage.recovery.continuity import (
     decode_continuity,
     encode_continuity,
 )
+from minibroker.deploy.simulator.disk import ProcessDisk
 from minibroker.protocol.znodes import SINCE_THIS_REGISTRATION
-from minibroker.simulator.disk import ProcessDisk
 from tests.simulation.mutants import planted
 from tests.storage_support import NOW, PARTITION, StorageHost, StorageWorld, batch, stamped
 

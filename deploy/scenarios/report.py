@@ -5,10 +5,10 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Sequence
 
+from minibroker.deploy.scenarios.director import Outcome
+from minibroker.deploy.scenarios.ledger import seconds
+from minibroker.deploy.scenarios.model import Scenario
 from minibroker.protocol.words import counted
-from minibroker.scenarios.director import Outcome
-from minibroker.scenarios.ledger import seconds
-from minibroker.scenarios.model import Scenario
 
 _FAILURES_SHOWN = 3
 

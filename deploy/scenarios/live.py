@@ -10,15 +10,15 @@ from typing import TypeVar
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.local.who import Member
 from minibroker.deploy.observing.cluster_view import ask_cluster
+from minibroker.deploy.scenarios.director import Outcome, play
+from minibroker.deploy.scenarios.ledger import Ledger
+from minibroker.deploy.scenarios.model import Client, Scenario
+from minibroker.deploy.scenarios.programs import Surroundings, run_client
+from minibroker.deploy.scenarios.stage import Picture, State, cluster_settings
+from minibroker.deploy.scenarios.words import Action, Event
 from minibroker.deploy.testing.cluster import LocalCluster
 from minibroker.protocol.model import NO_LEADER
 from minibroker.protocol.world import World
-from minibroker.scenarios.director import Outcome, play
-from minibroker.scenarios.ledger import Ledger
-from minibroker.scenarios.model import Client, Scenario
-from minibroker.scenarios.programs import Surroundings, run_client
-from minibroker.scenarios.stage import Picture, State, cluster_settings
-from minibroker.scenarios.words import Action, Event
 
 T = TypeVar("T")
 
@@ -45,7 +45,7 @@ async def play_on(scenario: Scenario, cluster: LocalCluster) -> Outcome:
 
 
 class LiveStage:
-    """`minibroker.scenarios.stage.Stage` on processes."""
+    """`minibroker.deploy.scenarios.stage.Stage` on processes."""
 
     runner = "live"
 

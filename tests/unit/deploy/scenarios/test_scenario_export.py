@@ -7,11 +7,11 @@ import ast
 import pytest
 
 from minibroker.deploy.local.processes import ProcessState
+from minibroker.deploy.scenarios import shelf
+from minibroker.deploy.scenarios.export import exported
+from minibroker.deploy.scenarios.model import read_scenario
+from minibroker.deploy.scenarios.record import Recorded, TopicShape, shapes, verb_of, written
 from minibroker.protocol.model import TopicPartition
-from minibroker.scenarios import shelf
-from minibroker.scenarios.export import exported
-from minibroker.scenarios.model import read_scenario
-from minibroker.scenarios.record import Recorded, TopicShape, shapes, verb_of, written
 
 
 @pytest.mark.parametrize("name", ["leader-killed", "power-loss-of-all"])

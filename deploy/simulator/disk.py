@@ -34,9 +34,9 @@ from collections.abc import Callable, Sequence
 from random import Random
 from typing import Protocol
 
+from minibroker.deploy.simulator.disk_faults import DiskFaults, os_error
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.world import Descriptors
-from minibroker.simulator.disk_faults import DiskFaults, os_error
 
 SECTOR_BYTES = 64
 """Unit that is written entirely or not at all. It is small because the batches of tests are."""
@@ -263,7 +263,7 @@ class VirtualDisk:
 
 
 class DiskUser(Protocol):
-    """The part of a process (`minibroker.simulator.process.Process`) that a disk needs."""
+    """The part of a process (`minibroker.deploy.simulator.process.Process`) that a disk needs."""
 
     def check(self) -> None:
         """Raise ProcessKilled if it is dead."""

@@ -25,8 +25,8 @@ from collections.abc import Callable, Coroutine
 from contextvars import Context
 from typing import Any, TypeVar
 
-from minibroker.simulator.loop import VirtualLoop
-from minibroker.simulator.ownership import Owner, ProcessKilled
+from minibroker.deploy.simulator.loop import VirtualLoop
+from minibroker.deploy.simulator.ownership import Owner, ProcessKilled
 
 T = TypeVar("T")
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import re
 import textwrap
 
-from minibroker.scenarios.document import ScenarioError
-from minibroker.scenarios.model import Scenario
+from minibroker.deploy.scenarios.document import ScenarioError
+from minibroker.deploy.scenarios.model import Scenario
 
 _WIDTH = 100
 
@@ -44,10 +44,10 @@ def exported(scenario: Scenario) -> str:
     imports = ["import pytest", ""]
     if is_live:
         imports = ["from collections.abc import Iterator", "", *imports]
-        imports += ["from minibroker.scenarios.checks import check_live, check_virtual, cluster_for"]
+        imports += ["from minibroker.deploy.scenarios.checks import check_live, check_virtual, cluster_for"]
         imports += ["from minibroker.testing import SyncLocalCluster"]
     else:
-        imports += ["from minibroker.scenarios.checks import check_virtual"]
+        imports += ["from minibroker.deploy.scenarios.checks import check_virtual"]
     lines = [_quoted(head), "", *imports, "", f"SCENARIO = {_quoted(scenario.source, raw=True)}"]
     return "\n".join(lines) + "\n" + (_VIRTUAL + (_LIVE if is_live else "")).format(name=name)
 

@@ -15,11 +15,11 @@ from minibroker.deploy.local.who import (
     TransactionsOf,
     ZooKeeperServer,
 )
+from minibroker.deploy.scenarios.ledger import Ledger
+from minibroker.deploy.scenarios.model import Client, Scenario
+from minibroker.deploy.scenarios.words import Action, Bystander, Event, FollowerOf, Named, Target
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.world import World
-from minibroker.scenarios.ledger import Ledger
-from minibroker.scenarios.model import Client, Scenario
-from minibroker.scenarios.words import Action, Bystander, Event, FollowerOf, Named, Target
 
 T = TypeVar("T")
 

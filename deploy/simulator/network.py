@@ -44,10 +44,10 @@ from random import Random
 from ssl import SSLContext
 from typing import TypeVar
 
+from minibroker.deploy.simulator.loop import VirtualLoop
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.transport import Arrival, Link, Machine, VirtualTransport, os_error
 from minibroker.protocol.world import Incoming
-from minibroker.simulator.loop import VirtualLoop
-from minibroker.simulator.process import Process
-from minibroker.simulator.transport import Arrival, Link, Machine, VirtualTransport, os_error
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 

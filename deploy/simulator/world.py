@@ -30,12 +30,12 @@ from random import Random
 from typing import Any, Generic, TypeVar
 
 from minibroker.client.cluster.runtime import ClientRuntime
+from minibroker.deploy.simulator.disk import ProcessDisk, VirtualDisk
+from minibroker.deploy.simulator.loop import VirtualLoop
+from minibroker.deploy.simulator.network import ProcessNetwork, VirtualNetwork
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 from minibroker.protocol.world import Operation, SessionState, Stat, Watcher, WatchEvent, World
-from minibroker.simulator.disk import ProcessDisk, VirtualDisk
-from minibroker.simulator.loop import VirtualLoop
-from minibroker.simulator.network import ProcessNetwork, VirtualNetwork
-from minibroker.simulator.process import Process
-from minibroker.simulator.zookeeper import VirtualSession, VirtualZooKeeper
 
 T = TypeVar("T")
 
@@ -52,12 +52,12 @@ ZOOKEEPER_LATENCY_S = (0.000_1, 0.001)
 
 
 class Simulation:
-    """One world. Create it inside `minibroker.simulator.loop.run`."""
+    """One world. Create it inside `minibroker.deploy.simulator.loop.run`."""
 
     def __init__(self) -> None:
         loop = asyncio.get_running_loop()
         assert isinstance(loop, VirtualLoop), (
-            "a simulation runs on a virtual loop only: see minibroker.simulator.loop.run"
+            "a simulation runs on a virtual loop only: see minibroker.deploy.simulator.loop.run"
         )
         self.loop = loop
         self.network = VirtualNetwork(loop, self.random("network"))

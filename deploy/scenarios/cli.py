@@ -24,10 +24,10 @@ from minibroker.client.cli.terminal.output import (
     run,
 )
 from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.scenarios import shelf
+from minibroker.deploy.scenarios.director import Outcome
+from minibroker.deploy.scenarios.model import Scenario
 from minibroker.protocol.words import counted
-from minibroker.scenarios import shelf
-from minibroker.scenarios.director import Outcome
-from minibroker.scenarios.model import Scenario
 
 MOST_SEEDS = 100_000
 
@@ -72,7 +72,7 @@ def run_scenario(
             {"scenario": scenario.name, "kept": all(o.kept for o in outcomes), "runs": msgspec.to_builtins(outcomes)}
         )
     else:
-        from minibroker.scenarios.report import report
+        from minibroker.deploy.scenarios.report import report
 
         sys.stdout.write("\n".join(report(scenario, outcomes)) + "\n")
     if not all(outcome.kept for outcome in outcomes):
@@ -81,7 +81,7 @@ def run_scenario(
 
 def _on_virtual_time(scenario: Scenario, seeds: range) -> list[Outcome]:
     # Imported here, as the brokers come with it.
-    from minibroker.scenarios.many import play_seeds
+    from minibroker.deploy.scenarios.many import play_seeds
 
     began_s = time.monotonic()
     outcomes = list(play_seeds(scenario, seeds))
@@ -90,7 +90,7 @@ def _on_virtual_time(scenario: Scenario, seeds: range) -> list[Outcome]:
 
 
 def _on_processes(scenario: Scenario) -> Outcome:
-    from minibroker.scenarios.live import play_live
+    from minibroker.deploy.scenarios.live import play_live
 
     note("starting ZooKeeper and brokers ...")
     return run(play_live(scenario))
@@ -119,7 +119,7 @@ OutOption = Annotated[Path | None, typer.Option("--out", metavar="FILE", help="W
 @app.command("export")
 def export(file: FileArgument, out: OutOption = None) -> None:
     """Write a scenario as a module of tests for pytest."""
-    from minibroker.scenarios.export import exported
+    from minibroker.deploy.scenarios.export import exported
 
     _write(exported(shelf.load(file)), out)
 
@@ -127,7 +127,7 @@ def export(file: FileArgument, out: OutOption = None) -> None:
 @app.command("record")
 def record_scenario(data: DataOption = DEFAULT_DATA, out: OutOption = None) -> None:
     """Watch the processes of a local cluster until Ctrl-C, and write what was done to them as a scenario."""
-    from minibroker.scenarios.record import record
+    from minibroker.deploy.scenarios.record import record
 
     interrupted = threading.Event()
     former = signal.signal(signal.SIGINT, lambda *_: interrupted.set())

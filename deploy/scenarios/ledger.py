@@ -8,9 +8,9 @@ from collections import Counter, defaultdict
 from collections.abc import Mapping, Sequence
 from typing import NamedTuple
 
+from minibroker.deploy.scenarios.model import Client, Scenario
 from minibroker.deploy.trials.trial import Acknowledged, ReadBack, judge_trial
 from minibroker.protocol.model import TopicPartition
-from minibroker.scenarios.model import Client, Scenario
 
 
 class Promise(NamedTuple):

@@ -12,14 +12,14 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.administering.topics import NewTopic
 from minibroker.deploy.local.who import Member, name_of
+from minibroker.deploy.scenarios.ledger import Ledger, Promise, Read, judge, measure, seconds
+from minibroker.deploy.scenarios.model import Client, Scenario, Step
+from minibroker.deploy.scenarios.programs import read_all
+from minibroker.deploy.scenarios.stage import NoSuchMember, Picture, Stage, resolve
+from minibroker.deploy.scenarios.words import FAULTS, Action, Event, parse_partition
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.scenarios.ledger import Ledger, Promise, Read, judge, measure, seconds
-from minibroker.scenarios.model import Client, Scenario, Step
-from minibroker.scenarios.programs import read_all
-from minibroker.scenarios.stage import NoSuchMember, Picture, Stage, resolve
-from minibroker.scenarios.words import FAULTS, Action, Event, parse_partition
 
 AT_WORK_WITHIN_S = 60.0
 _LATEST_S = 0.05

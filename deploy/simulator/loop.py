@@ -55,7 +55,7 @@ from random import Random
 from types import FrameType
 from typing import Any, NoReturn, TypeVar
 
-from minibroker.simulator.ownership import Owner, ProcessKilled, current_owner
+from minibroker.deploy.simulator.ownership import Owner, ProcessKilled, current_owner
 
 T = TypeVar("T")
 

@@ -9,23 +9,23 @@ from collections.abc import Awaitable, Callable, Sequence
 from typing import TypeVar
 
 from minibroker.deploy.local.who import Member
+from minibroker.deploy.scenarios.director import Outcome, play
+from minibroker.deploy.scenarios.ledger import Ledger
+from minibroker.deploy.scenarios.model import Client, Scenario
+from minibroker.deploy.scenarios.programs import Surroundings, run_client
+from minibroker.deploy.scenarios.stage import Picture, State, cluster_settings
+from minibroker.deploy.scenarios.words import REQUESTS, Action, Event
+from minibroker.deploy.simulator.cluster import LOG_DIR, VirtualCluster, host_name
+from minibroker.deploy.simulator.loop import run
+from minibroker.deploy.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.requests import request_key
+from minibroker.deploy.simulator.transport import Arrival
+from minibroker.deploy.simulator.world import Simulation
+from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.model import LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Operation, SetData, World
-from minibroker.scenarios.director import Outcome, play
-from minibroker.scenarios.ledger import Ledger
-from minibroker.scenarios.model import Client, Scenario
-from minibroker.scenarios.programs import Surroundings, run_client
-from minibroker.scenarios.stage import Picture, State, cluster_settings
-from minibroker.scenarios.words import REQUESTS, Action, Event
-from minibroker.simulator.cluster import LOG_DIR, VirtualCluster, host_name
-from minibroker.simulator.loop import run
-from minibroker.simulator.network import MAX_LATENCY_S, MIN_LATENCY_S
-from minibroker.simulator.process import Process
-from minibroker.simulator.requests import request_key
-from minibroker.simulator.transport import Arrival
-from minibroker.simulator.world import Simulation
-from minibroker.simulator.zookeeper import VirtualSession
 
 T = TypeVar("T")
 
@@ -51,7 +51,7 @@ def play_virtual(scenario: Scenario, seed: int = 1) -> Outcome:
 
 
 class VirtualStage:
-    """`minibroker.scenarios.stage.Stage` on the simulator."""
+    """`minibroker.deploy.scenarios.stage.Stage` on the simulator."""
 
     runner = "virtual"
 

@@ -7,9 +7,9 @@ import os
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
 
-from minibroker.scenarios.director import Outcome
-from minibroker.scenarios.model import Scenario, read_scenario
-from minibroker.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios.director import Outcome
+from minibroker.deploy.scenarios.model import Scenario, read_scenario
+from minibroker.deploy.scenarios.virtual import play_virtual
 
 _SEEDS_AT_ONCE = 4
 

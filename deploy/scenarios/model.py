@@ -6,9 +6,8 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.deploy.local.who import BrokerId, LeaderOf
-from minibroker.protocol.model import TopicPartition, topic_name_problem
-from minibroker.scenarios.document import Document, Path, ScenarioError, Table, read_document
-from minibroker.scenarios.words import (
+from minibroker.deploy.scenarios.document import Document, Path, ScenarioError, Table, read_document
+from minibroker.deploy.scenarios.words import (
     Action,
     Event,
     FollowerOf,
@@ -19,6 +18,7 @@ from minibroker.scenarios.words import (
     parse_time,
     runners_of,
 )
+from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 MOST_BROKERS = 9
 MOST_RATE = 5_000

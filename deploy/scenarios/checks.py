@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import asyncio
 
+from minibroker.deploy.scenarios.director import Outcome
+from minibroker.deploy.scenarios.live import play_on
+from minibroker.deploy.scenarios.model import Scenario, read_scenario
+from minibroker.deploy.scenarios.report import report
+from minibroker.deploy.scenarios.stage import cluster_settings
+from minibroker.deploy.scenarios.virtual import play_virtual
 from minibroker.deploy.testing.cluster import LocalCluster, SyncLocalCluster
-from minibroker.scenarios.director import Outcome
-from minibroker.scenarios.live import play_on
-from minibroker.scenarios.model import Scenario, read_scenario
-from minibroker.scenarios.report import report
-from minibroker.scenarios.stage import cluster_settings
-from minibroker.scenarios.virtual import play_virtual
 
 
 def check_virtual(text: str, seed: int = 1, name: str = "scenario") -> Outcome:

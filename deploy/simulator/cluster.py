@@ -24,11 +24,11 @@ from contextvars import Context
 from minibroker.broker.broker import Broker
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.parsing import broker_config
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.waiting import until
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.model import CONTROL_LISTENER, DEFAULT_LISTENER, LeaderAndIsr, TopicPartition
-from minibroker.simulator.process import Process
-from minibroker.simulator.waiting import until
-from minibroker.simulator.world import Simulation, VirtualWorld
 
 PORT = 9092
 CONTROL_PORT = 9093

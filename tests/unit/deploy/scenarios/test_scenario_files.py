@@ -7,11 +7,10 @@ from pathlib import Path
 
 import pytest
 
-from minibroker.protocol.model import TopicPartition
-from minibroker.scenarios import shelf
-from minibroker.scenarios.document import ScenarioError, lines_of
-from minibroker.scenarios.model import Scenario, read_scenario
-from minibroker.scenarios.words import (
+from minibroker.deploy.scenarios import shelf
+from minibroker.deploy.scenarios.document import ScenarioError, lines_of
+from minibroker.deploy.scenarios.model import Scenario, read_scenario
+from minibroker.deploy.scenarios.words import (
     ACTIONS,
     EVENTS,
     FAULTS,
@@ -21,6 +20,7 @@ from minibroker.scenarios.words import (
     parse_target,
     parse_time,
 )
+from minibroker.protocol.model import TopicPartition
 
 GOOD = """\
 name = "A test"

@@ -14,8 +14,8 @@ from random import Random
 from typing import Any, NamedTuple, Protocol, TypeVar
 from zlib import crc32
 
-from minibroker.simulator.loop import VirtualLoop
-from minibroker.simulator.process import Process
+from minibroker.deploy.simulator.loop import VirtualLoop
+from minibroker.deploy.simulator.process import Process
 
 T = TypeVar("T")
 

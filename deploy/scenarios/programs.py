@@ -14,12 +14,12 @@ from minibroker.client.processing.results import ProducerRecord
 from minibroker.client.processor import Processor
 from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
+from minibroker.deploy.scenarios.ledger import Ledger, Read, value_of
+from minibroker.deploy.scenarios.model import Client
 from minibroker.deploy.trials.trial import Acknowledged
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from minibroker.scenarios.ledger import Ledger, Read, value_of
-from minibroker.scenarios.model import Client
 
 _POLL_MS = 200
 _PAUSE_AFTER_ERROR_S = 0.1

@@ -38,6 +38,9 @@ from contextvars import Context, copy_context
 from random import Random
 from typing import Any, TypeVar
 
+from minibroker.deploy.simulator.loop import VirtualLoop
+from minibroker.deploy.simulator.zookeeper_pipe import Outcome, Pipe, Request
+from minibroker.deploy.simulator.zookeeper_tree import ROOT, Follower, Tree, parent_of
 from minibroker.protocol.world import (
     ConnectionLoss,
     Create,
@@ -53,9 +56,6 @@ from minibroker.protocol.world import (
     WatchKind,
     ZooKeeperError,
 )
-from minibroker.simulator.loop import VirtualLoop
-from minibroker.simulator.zookeeper_pipe import Outcome, Pipe, Request
-from minibroker.simulator.zookeeper_tree import ROOT, Follower, Tree, parent_of
 
 T = TypeVar("T")
 
@@ -304,7 +304,7 @@ class VirtualZooKeeper:
 
 
 def _host_of(owner: str) -> str:
-    """Return the host of a process: see `minibroker.simulator.world.Host.start_process`."""
+    """Return the host of a process: see `minibroker.deploy.simulator.world.Host.start_process`."""
     return owner.partition("#")[0]
 
 
