@@ -405,7 +405,7 @@ def topics_of_timeline(timeline: Timeline | None) -> list[str]:
 
 
 async def _form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form; none if it is too large or takes too long."""
+    """Return the fields of a form; none if it is too large, has too many fields or takes too long."""
     body = b""
     try:
         async with asyncio.timeout(FORM_WITHIN_S):
@@ -413,9 +413,9 @@ async def _form_of(request: Request) -> dict[str, str]:
                 body += part
                 if len(body) > MAX_FORM_BYTES:
                     return {}
-    except (TimeoutError, ClientDisconnect):
+        return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
+    except (TimeoutError, ClientDisconnect, ValueError):  # ValueError: more fields than a form of ours has
         return {}
-    return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
 
 
 def query_of(request: Request) -> Query:

@@ -153,7 +153,7 @@ def test_each_scenario_of_the_library_says_what_it_teaches(name: str) -> None:
 
 
 def test_the_file_of_the_documentation_can_be_read_and_its_mistake_is_told_as_shown() -> None:
-    page = (Path(__file__).parents[3] / "docs/scenarios.md").read_text()
+    page = (Path(__file__).parents[4] / "docs/scenarios.md").read_text()
     [text] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert [step.name for step in read_scenario(text, "leader.toml").steps] == ["victim", None, None]
     with pytest.raises(ScenarioError) as raised:
