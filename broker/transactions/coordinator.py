@@ -207,6 +207,9 @@ class TransactionCoordinator(TermListener[TransactionTerm]):
                 return _E.POLICY_VIOLATION
             decision = decide(known, fresh_id)
             if isinstance(decision, Transaction) and decision is not known:
+                more = len(decision.partitions) - (0 if known is None else len(known.partitions))
+                if more > 0 and not self._terms.may_add_partitions(more):
+                    return _E.POLICY_VIOLATION
                 return await self._write(term, decision)
             if isinstance(decision, ErrorCode) and decision in _RETRIABLE:
                 return decision

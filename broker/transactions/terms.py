@@ -112,6 +112,9 @@ class TransactionTerms(Terms[TransactionTerm]):
     def may_add(self, term: TransactionTerm, transactional_id: str) -> bool:
         return len(term.ids) < MAX_IDS and self.kept.add(ID_BYTES + len(transactional_id))
 
+    def may_add_partitions(self, count: int) -> bool:
+        return self.kept.add(PARTITION_BYTES * count)
+
     def new_term(self, index: int, epoch: int, leading_since_epoch: int, end_offset: int) -> TransactionTerm:
         return TransactionTerm(TopicPartition(self.topic, index), epoch, leading_since_epoch, end_offset)
 

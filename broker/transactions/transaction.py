@@ -138,7 +138,8 @@ def initialize(
         assert fresh_id is not None
         changes |= {"producer_id": fresh_id, "producer_epoch": 0, "previous_producer_id": known.producer_id}
     else:
-        changes |= {"producer_epoch": known.producer_epoch + 1}
+        # `successor_of` is an epoch of the present id from now on, so a zombie of the one before owns nothing.
+        changes |= {"producer_epoch": known.producer_epoch + 1, "previous_producer_id": NO_PRODUCER_ID}
     return known._to(_S.EMPTY, now_ms, **changes)
 
 

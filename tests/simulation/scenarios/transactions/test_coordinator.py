@@ -7,6 +7,7 @@ from typing import Any, Literal
 
 import pytest
 
+from minibroker.broker.transactions.terms import PARTITION_BYTES
 from minibroker.client.consumer import Consumer
 from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
 from minibroker.deploy.simulator.world import VirtualWorld
@@ -294,3 +295,19 @@ async def test_requests_are_refused_with_the_errors_of_kafka(cluster: VirtualClu
     listed = await producer.of_coordinator(apis.LIST_TRANSACTIONS, t.ListTransactionsRequest(["Empty", "What"]))
     assert listed.unknown_state_filters == ["What"]
     assert [each.transactional_id for each in listed.transaction_states] == ["t"]
+
+
+@run_by(with_topic)
+async def test_the_partitions_of_transactions_count_towards_the_memory_of_a_coordinator(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    producer = RawProducer(cluster, world)
+    assert await producer.init() is E.NONE
+    services = cluster.broker(await producer.find_coordinator())._services
+    assert services is not None
+    kept = services.transactions.terms.kept
+    kept.limit = kept.kept + PARTITION_BYTES
+    assert E.POLICY_VIOLATION in await producer.add(P0, P1)
+    kept.limit += 10 * PARTITION_BYTES
+    assert await producer.add(P0, P1) == {E.NONE}
+    assert await producer.end() is E.NONE

@@ -1,5 +1,6 @@
 """The rules of a transactional id, request by request."""
 
+import msgspec
 import pytest
 
 from minibroker.broker.transactions.states import IllegalTransition, TransactionState, check_transition
@@ -192,6 +193,20 @@ def test_a_producer_gets_a_new_id_when_its_epochs_are_used_up(committed: bool) -
     assert add_partitions(done, old, [ORDERS], 5) is E.INVALID_PRODUCER_ID_MAPPING
     following = opened(done)
     assert ask_end(following, old, committed=committed) is E.INVALID_PRODUCER_ID_MAPPING
+
+
+def test_a_zombie_of_the_id_before_owns_nothing_once_its_successor_goes_on() -> None:
+    """Its epoch may be the one that the live producer had under the new id."""
+    zombie = ProducerIdAndEpoch(FRESH, 0)
+    used_up = msgspec.structs.replace(opened(), producer_epoch=LAST_EPOCH - 1)
+    done = complete(ended(used_up), 4)
+    assert done.granted == (FRESHER, 0)
+    live = begun(done, done.granted)
+    assert isinstance(live, Transaction)
+    assert live.granted == (FRESHER, 1)
+    assert begun(live, done.granted) is live  # the live one, whose answer was lost
+    assert begun(live, zombie) is E.PRODUCER_FENCED
+    assert add_partitions(live, zombie, [ORDERS], 5) is E.INVALID_PRODUCER_ID_MAPPING
 
 
 def test_a_new_instance_gets_a_new_id_when_the_epochs_are_used_up() -> None:
