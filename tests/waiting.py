@@ -8,7 +8,7 @@ from collections.abc import Callable
 from minibroker.deploy.simulator.waiting import until as until
 
 
-def until_true(condition: Callable[[], object], within_s: float = 120.0, every_s: float = 0.05) -> None:
+def until_true(condition: Callable[[], object], within_s: float = 300.0, every_s: float = 0.05) -> None:
     """Like `until`, without an event loop."""
     deadline_s = time.monotonic() + within_s
     while not condition():

@@ -130,7 +130,7 @@ def test_a_failover_is_watched_live(minibroker: Shell, console: Console, browser
     browser.until("main", "No failover is recorded")
     browser.run("window.stayed = true")
     killed = minibroker.ok("kill", "leader:orders-0").split()[-1]
-    browser.until("main", f"Broker {killed} was lost", "was led again", "assumed its role")
+    browser.until("main", f"Broker {killed} was lost", " until ", "assumed its role")
     assert browser.run("return document.querySelectorAll('svg.axis .mark').length") >= 3
     assert browser.run("return window.stayed")
     assert browser.run(CONTRAST) == []

@@ -125,7 +125,7 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
     failovers.until("failovers", "No failover is recorded")
     partitions.until("brokers", "✓ alive")
     killed = minibroker.ok("kill", "leader:orders-0").split()[-1]
-    assert "<svg" in failovers.until("failovers", f"Broker {killed} was lost", "was led again", "assumed its role")
+    assert "<svg" in failovers.until("failovers", f"Broker {killed} was lost", " until ", "assumed its role")
     partitions.until("brokers", "✗ dead")
     partitions.until("troubles", "Partitions in trouble", "out of sync")
     assert f"Broker {killed} was lost" in console.page("/failovers?topic=orders")
@@ -199,7 +199,7 @@ def test_buttons_break_and_mend_the_cluster_and_failovers_name_them(minibroker: 
 def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker: Shell, console: Console) -> None:
     minibroker.ok("kill", "leader:orders-0")
     failovers, partitions = console.news("/events/failovers"), console.news("/events")
-    failovers.until("failovers", "was led again")
+    failovers.until("failovers", " until ")
     partitions.until("brokers", "✗ dead")
     minibroker.ok("pause", "all")
     partitions.until("notice", "No broker answers", "last known state")
@@ -211,7 +211,7 @@ def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker:
     minibroker.ok("resume", "all")
     partitions.until("notice", 'id="section-notice"></section>')
     failovers.until("notice", 'id="section-notice"></section>')
-    assert "was led again" in console.page("/failovers")
+    assert " until " in console.page("/failovers")
 
     for command in (("kill", "all"), ("down",)):
         minibroker.ok(*command)
@@ -219,6 +219,6 @@ def test_a_cluster_that_hangs_is_said_not_to_answer_until_it_is_back(minibroker:
         try:
             page = afterwards.page("/failovers")
             assert "No broker answers" in page
-            assert "was led again" in page
+            assert " until " in page
         finally:
             afterwards.close()
