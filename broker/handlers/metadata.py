@@ -45,8 +45,6 @@ ELECTIONS = "(elections)"
 _MOST_TOPICS = 100
 """The maximum number of topics of a request that may wait. Requests for more topics come from tools, and are too
 expensive to answer many at a time."""
-
-
 FIRST_NEWS_MS = 5_000
 """The maximum time that a client waits for a broker that the controller has not told of the cluster yet. The controller
 usually does so within milliseconds of the registration."""
@@ -117,7 +115,6 @@ async def handle_metadata(services: Services, request: Request, body: MetadataRe
 
 
 def _answer_metadata(services: Services, request: Request, body: MetadataRequest) -> None:
-
     def led_by_lost(topics: list[str]) -> list[str]:
         return services.metadata.led_by(services.replicas.fetchers.lost_leaders(), topics)
 

@@ -99,14 +99,20 @@ async def _serve(servers: partial[str], files: Path | None, host: str, port: int
     sys.stdout.flush()
     note("Ctrl-C ends the console")
     sampling = asyncio.create_task(sampler.run())
+    # It ends by itself only through an error, which is raised below.
+    sampling.add_done_callback(lambda _: server.stop())
     try:
         await server.serve([listening])
     finally:
-        sampling.cancel()
-        await asyncio.wait([sampling])
         if files is not None:
             console_file.remove(files)
-        await reader.close()
+        sampling.cancel()
+        try:
+            await asyncio.wait([sampling])
+        finally:
+            await reader.close()
+    if not sampling.cancelled():
+        sampling.result()
 
 
 def listen(host: str, port: int) -> socket.socket:

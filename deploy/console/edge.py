@@ -375,6 +375,9 @@ class Server(uvicorn.Server):
             )
         )
 
+    def stop(self) -> None:
+        self.should_exit = True
+
     async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
         self._console.end()
         # A viewer that does not read its stream is cut off after `ending_within_s`, which is no fault.

@@ -12,6 +12,7 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import suppress
+from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 from minibroker.client.cli.timelines.story import Story
@@ -88,7 +89,7 @@ class Faults:
         self._put(applied)
         task = asyncio.create_task(self._run(applied, parsed))
         self._under_way.add(task)
-        task.add_done_callback(self._under_way.discard)
+        task.add_done_callback(partial(self._ended, applied))
 
     async def _run(self, applied: Applied, who: Who) -> None:
         method = getattr(self._cluster, applied.action)
@@ -104,6 +105,11 @@ class Faults:
             reports = ((member, self._cluster.handed_over(member)) for member in members if isinstance(member, int))
             said += [f"{name_of(member)}: {report}" for member, report in reports if report is not None]
         self._put(applied._replace(said="; ".join(said)))
+
+    def _ended(self, applied: Applied, task: asyncio.Task[None]) -> None:
+        self._under_way.discard(task)
+        if not task.cancelled() and (error := task.exception()) is not None:
+            self._put(applied._replace(said=f"failed by a fault of the console: {error!r}", failed=True))
 
     def _put(self, applied: Applied) -> None:
         self.version += 1

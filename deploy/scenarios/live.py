@@ -86,7 +86,7 @@ class LiveStage:
             self._clients.append(asyncio.create_task(run_client(client, member, place, ledger), name=member))
 
     def kill_client(self, name: str, ledger: Ledger) -> None:
-        raise NotImplementedError(f"client {name} is a task of this process: see `words.ACTIONS`")
+        raise AssertionError(f"{name} is a task of this process; `check_runner` refuses this action for live runs")
 
     async def act(self, action: Action, members: Sequence[Member]) -> None:
         if action.verb == "heal":
@@ -105,14 +105,16 @@ class LiveStage:
         await asyncio.gather(*(act(who) for who in (["all"] if whole else members)))
 
     async def moment(self, event: Event, within_s: float) -> str | None:
-        raise NotImplementedError(f"{event.text}: see `words.EVENTS`")
+        raise AssertionError(f"{event.text}: `check_runner` refuses this event for live runs")
 
     async def restore(self) -> None:
         await self._cluster.restore()
 
     async def end(self) -> None:
-        """End the clients that still run."""
+        """End the clients that still run. Raises the errors that are none of a client's, which nobody has seen yet."""
         _, late = await asyncio.wait(self._clients, timeout=30) if self._clients else (set(), set())
         for task in late:
             task.cancel()
-        await asyncio.gather(*self._clients, return_exceptions=True)
+        outcomes = await asyncio.gather(*self._clients, return_exceptions=True)
+        if errors := [outcome for outcome in outcomes if isinstance(outcome, Exception)]:
+            raise ExceptionGroup("clients of the scenario have failed", errors)

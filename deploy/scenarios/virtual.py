@@ -69,7 +69,6 @@ class VirtualStage:
         self.broker_ids = self._cluster.broker_ids
         self._notes: list[tuple[float, str]] = []
         self._clients: dict[str, list[tuple[str, Process]]] = {}
-        self._waiting: list[asyncio.Future[str]] = []
         self._states: dict[str, LeaderAndIsr] = {}
         self._programs = 0
 

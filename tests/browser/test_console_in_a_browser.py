@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import os
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
-from tests.browser.webdriver import ENTER, MISSING, SPACE, TAB, Browser, is_installed, running_browser
+from tests.browser.webdriver import ENTER, SPACE, TAB, Browser, running_browser
 from tests.integration.cli.shell import Shell, running_shell
 from tests.integration.launcher.test_console_live import Console
 from tests.waiting import until_true
 
-pytestmark = [
-    pytest.mark.slow,
-    pytest.mark.skipif(not is_installed() and "CI" not in os.environ, reason=MISSING),
-]
+pytestmark = pytest.mark.slow
 PAGES = {
     "/": "★ leader",
     "/failovers": "No failover is recorded",

@@ -22,10 +22,6 @@ MISSING = "chromedriver or chromium is missing: apt-get install chromium chromiu
 TAB, ENTER, SPACE = "\ue004", "\ue007", " "
 
 
-def is_installed() -> bool:
-    return shutil.which("chromedriver") is not None and shutil.which("chromium") is not None
-
-
 class Browser:
     """One window."""
 
@@ -145,6 +141,8 @@ class Browser:
 
 @contextmanager
 def running_browser(width: int = 1280, height: int = 900) -> Iterator[Browser]:
+    if shutil.which("chromedriver") is None or shutil.which("chromium") is None:
+        raise FileNotFoundError(MISSING)
     driver = subprocess.Popen(
         ["chromedriver", "--port=0"],
         stdout=subprocess.PIPE,

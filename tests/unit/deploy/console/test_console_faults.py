@@ -50,6 +50,9 @@ class Local:
     def resume(self, who: Who) -> list[Member]:
         raise PermissionError(errno.EPERM, "Operation not permitted")
 
+    def start(self, who: Who) -> list[Member]:
+        raise ZeroDivisionError("a fault of ours")
+
     def handed_over(self, broker_id: int) -> str:
         return "handed over 4 leaders"
 
@@ -228,3 +231,13 @@ def test_buttons_and_states_have_names_and_what_was_said_is_escaped() -> None:
     assert "<b>" not in sections["applied"]
     assert 'value="secret"' in who_form("secret")
     assert "kill the controller" in fault_sections(None, [], "secret")["members"]
+
+
+async def test_a_command_that_fails_by_a_fault_of_ours_is_not_shown_as_under_way() -> None:
+    faults = _faults(Local())
+    faults.apply("start", "1")
+    await until(lambda: faults.applied[0].said)
+    [applied] = faults.applied
+    assert applied.failed
+    assert applied.said is not None
+    assert "a fault of ours" in applied.said
