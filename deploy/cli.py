@@ -44,7 +44,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
-from minibroker.deploy.local.who import MalformedWho, Member, Who, acted, choice_of, name_of, parse_who
+from minibroker.deploy.local.who import MalformedWho, Member, Who, acted, name_of, parse_who
 from minibroker.deploy.observing import log_files, status_screen
 from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import (
@@ -68,7 +68,7 @@ WhoArgument = Annotated[
     typer.Argument(
         metavar="WHO",
         help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID (the coordinator of "
-        "a transactional id), all, or zookeeper. A coordinator follows from the hash of a name.",
+        "a transactional id), all, or zookeeper. The partition, group or id must exist.",
     ),
 ]
 
@@ -281,8 +281,7 @@ def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOptio
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Stop cleanly (SIGTERM) and wait for the end. A broker first moves its leaders to other brokers."""
     cluster = LocalCluster(data)
-    parsed = _parsed(who)
-    stopped = cluster.stop(parsed)
+    stopped = cluster.stop(_parsed(who))
     said = {member: cluster.handed_over(member) for member in stopped if isinstance(member, int)}
     handed_over = {member: each for member, each in said.items() if each is not None}
     if format is Format.JSON:
@@ -291,7 +290,6 @@ def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption
     _print_acted("stop", stopped, format)
     for member, each in handed_over.items():
         sys.stdout.write(f"{name_of(member)}: {each}\n")
-    _note_hash(parsed)
 
 
 def demo(
@@ -360,20 +358,12 @@ def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
 
 
 def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:
-    parsed = _parsed(who)
-    _print_acted(action, method(parsed), format)
-    _note_hash(parsed)
+    _print_acted(action, method(_parsed(who)), format)
 
 
 def _note_console(data: Path) -> None:
     address = console_file.address(data)
     note("`minibroker console` shows the cluster in a browser" if address is None else f"the console is at {address}")
-
-
-def _note_hash(who: Who) -> None:
-    choice = choice_of(who)
-    if choice is not None:
-        note(choice)
 
 
 def _parsed(who: str) -> Who:

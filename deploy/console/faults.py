@@ -18,7 +18,7 @@ from typing import NamedTuple, TypeVar, cast
 from minibroker.client.cli.timelines.story import Story
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
-from minibroker.deploy.local.who import ZOOKEEPER, Member, Who, acted, choice_of, name_of, parse_who
+from minibroker.deploy.local.who import ZOOKEEPER, Member, Who, acted, name_of, parse_who
 from minibroker.protocol.errors import MinibrokerError
 
 T = TypeVar("T")
@@ -99,8 +99,6 @@ class Faults:
             self._put(applied._replace(said=str(error), failed=True))
             return
         said = [acted(applied.action, members)]
-        if (choice := choice_of(who)) is not None:
-            said.append(choice)
         if applied.action == "stop":
             reports = ((member, self._cluster.handed_over(member)) for member in members if isinstance(member, int))
             said += [f"{name_of(member)}: {report}" for member, report in reports if report is not None]

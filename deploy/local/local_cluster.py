@@ -52,13 +52,27 @@ from minibroker.deploy.local.processes import (
 )
 from minibroker.deploy.local.recovery import ask_recoveries
 from minibroker.deploy.local.resolution import NotElected
-from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, Elected, Member, Who, ZooKeeperServer, name_of
+from minibroker.deploy.local.who import (
+    ZOOKEEPER,
+    AllBrokers,
+    Coordinated,
+    CoordinatorOf,
+    Elected,
+    Member,
+    Who,
+    ZooKeeperServer,
+    name_of,
+)
 from minibroker.deploy.observing.access import ANYBODY, Access, AsBroker
 from minibroker.deploy.observing.cluster_view import (
     ClusterView,
     ask_cluster,
+    ask_groups,
     ask_offline_log_dirs,
+    ask_transactional_ids,
     has_coordinators,
+    has_group,
+    has_transactional_id,
     with_details,
 )
 from minibroker.deploy.observing.status import Status, status_of_processes
@@ -146,25 +160,42 @@ class LocalCluster:
             full_disk=str(self.directory) if data_directory.is_full(self.directory) else None,
         )
 
-    def resolve(self, who: Who) -> list[Member]:
+    def resolve(self, who: Who, *, must_exist: bool = False) -> list[Member]:
         """Return the members that `who` names.
 
         If the elected member was killed a moment ago, or none is elected yet, wait up to ELECTION_TIMEOUT_S for the
-        next election. Raises LaunchError if there is no such broker, topic, partition, leader, coordinator or
-        controller.
+        next election. Raises LaunchError if there is no such broker, topic, partition, leader, group, transactional id
+        or controller. A coordinator that does not say whether it has the group or the id passes, unless `must_exist`.
         """
         if not isinstance(who, Elected):
             return resolution.named(who, self.file())
         deadline = time.monotonic() + ELECTION_TIMEOUT_S
         while True:
-            found = resolution.elected(who, self.file(), self.view())
-            is_alive = isinstance(found, int) and self.state_of(found) is not ProcessState.GONE
-            if is_alive or time.monotonic() >= deadline:
+            view = self.view()
+            found = resolution.elected(who, self.file(), view)
+            state = None if isinstance(found, NotElected) else self.state_of(found)
+            exists = self._exists(who, found, view) if isinstance(found, int) and isinstance(who, Coordinated) else True
+            is_settled = state is ProcessState.PAUSED or (state is ProcessState.RUNNING and exists is not None)
+            if is_settled or time.monotonic() >= deadline:
                 break
             time.sleep(POLL_INTERVAL_S)
         if isinstance(found, NotElected):
             raise LaunchError(found.reason)
+        if isinstance(who, Coordinated) and state is not ProcessState.GONE:
+            if exists is False:
+                ask = ask_groups if isinstance(who, CoordinatorOf) else ask_transactional_ids
+                raise resolution.no_such_name(who, asyncio.run(ask(view)))
+            if exists is None and must_exist:
+                raise resolution.unconfirmed(who, found, state is ProcessState.PAUSED)
         return [found]
+
+    def _exists(self, who: Coordinated, coordinator: int, view: ClusterView) -> bool | None:
+        """Return whether there is such a group or transactional id; None if its coordinator does not say."""
+        if self.state_of(coordinator) is not ProcessState.RUNNING or coordinator not in view.brokers:
+            return None
+        if isinstance(who, CoordinatorOf):
+            return asyncio.run(has_group(view, coordinator, who.group))
+        return asyncio.run(has_transactional_id(view, coordinator, who.transactional_id))
 
     # -- the whole --
 
@@ -374,7 +405,7 @@ class LocalCluster:
 
     def _signal(self, who: Who, number: signal.Signals, from_states: tuple[ProcessState, ...]) -> list[Member]:
         """Signal the members in one of the states. Raises LaunchError for a single member in another state."""
-        members = self.resolve(who)
+        members = self.resolve(who, must_exist=number is not signal.SIGCONT)
         cluster = self.file()
         acted: list[Member] = []
         for member in members:

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from typing import NamedTuple
 
+from minibroker.client.shown import shown
 from minibroker.deploy.errors import LaunchError, hidden_from_pytest
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.plan import OFFSETS_REPLICATION_FACTOR, TRANSACTIONS_REPLICATION_FACTOR
@@ -12,6 +14,7 @@ from minibroker.deploy.local.who import (
     AllBrokers,
     BrokerId,
     Controller,
+    Coordinated,
     CoordinatorOf,
     Elected,
     LeaderOf,
@@ -23,6 +26,9 @@ from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 
 __tracebackhide__ = hidden_from_pytest
+
+NAMED = 10
+"""The most groups or transactional ids that an error names."""
 
 
 class NotElected(NamedTuple):
@@ -86,6 +92,34 @@ def _coordinated(view: ClusterView, topic: str, key: str, sought: str, factor: s
             f"{factor} says; see `minibroker status`"
         )
     return TopicPartition(topic, internal_partition(key, partitions))
+
+
+def no_such_name(who: Coordinated, names: Sequence[str]) -> LaunchError:
+    """Return the error if no group or producer has the name; these names exist."""
+    noun, name, command = _noun(who)
+    others = len(names) - NAMED
+    known = ", ".join(map(shown, names[:NAMED])) + (f" and {others:,} more" if others > 0 else "")
+    return LaunchError(
+        f"there is no {noun} {shown(name)}, so nothing was done: "
+        + (f"give one of {known}; see `minibroker {command} list`" if names else f"there is no {noun} at all yet")
+    )
+
+
+def unconfirmed(who: Coordinated, broker_id: int, is_paused: bool) -> LaunchError:
+    """Return the error if the broker that would coordinate the name does not say whether that exists."""
+    noun, name, _ = _noun(who)
+    why = "it is paused" if is_paused else "it does not answer"
+    return LaunchError(
+        f"whether there is a {noun} {shown(name)} is known to broker {broker_id} alone, and {why}, so nothing was "
+        f"done: give the broker's id, {broker_id}, or see `minibroker status`"
+    )
+
+
+def _noun(who: Coordinated) -> tuple[str, str, str]:
+    """Return what the name names, the name, and the command that lists such names."""
+    if isinstance(who, CoordinatorOf):
+        return "group", who.group, "groups"
+    return "transactional id", who.transactional_id, "transactions"
 
 
 def _check_known(view: ClusterView, sought: str) -> None:

@@ -47,7 +47,9 @@ class ZooKeeperServer(NamedTuple):
     pass
 
 
-Elected = Controller | LeaderOf | CoordinatorOf | TransactionsOf
+Coordinated = CoordinatorOf | TransactionsOf
+"""A broker follows from the hash of such a name, also if no group or producer has the name."""
+Elected = Controller | LeaderOf | Coordinated
 """The members that elections choose: they change, and for a moment there may be none."""
 Who = BrokerId | Elected | AllBrokers | ZooKeeperServer
 
@@ -63,15 +65,6 @@ def name_of(member: Member) -> str:
 def acted(action: str, members: Iterable[Member]) -> str:
     """Return what a command has done, in words."""
     return f"{action}: {', '.join(map(name_of, members)) or 'nothing to do'}"
-
-
-def choice_of(who: Who) -> str | None:
-    """Return how a coordinator follows from its name; None for other members."""
-    if isinstance(who, CoordinatorOf):
-        return f"the hash of the name {who.group!r} chooses this broker, whether or not the group exists"
-    if isinstance(who, TransactionsOf):
-        return f"the hash of the id {who.transactional_id!r} chooses this broker, whether or not a producer has it"
-    return None
 
 
 def parse_who(text: str) -> Who:

@@ -18,10 +18,14 @@ from minibroker.client.cluster.coordinators import KeyType
 from minibroker.deploy.observing.access import ANYBODY, Access, Address
 from minibroker.protocol.apis import (
     DESCRIBE_CONFIGS,
+    DESCRIBE_GROUPS,
     DESCRIBE_LOG_DIRS,
+    DESCRIBE_TRANSACTIONS,
     FIND_COORDINATOR,
+    LIST_GROUPS,
     LIST_OFFSETS,
     LIST_PARTITION_REASSIGNMENTS,
+    LIST_TRANSACTIONS,
     METADATA,
     Api,
 )
@@ -41,12 +45,15 @@ from minibroker.protocol.messages import (
     MetadataRequest,
     MetadataResponse,
 )
-from minibroker.protocol.messages.groups import FindCoordinatorRequest
+from minibroker.protocol.messages.groups import DescribeGroupsRequest, FindCoordinatorRequest, ListGroupsRequest
+from minibroker.protocol.messages.transactions import DescribeTransactionsRequest, ListTransactionsRequest
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, ResourceType, TopicPartition
 
 ASK_TIMEOUT_S = 2.0
 ASK_END_OFFSETS_TIMEOUT_S = 0.5
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
+DEAD = "Dead"
+"""The state in which a group is described that does not exist."""
 
 Request = TypeVar("Request", bound=Message)
 Response = TypeVar("Response", bound=Message)
@@ -262,20 +269,53 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
     }
 
 
+async def has_group(view: ClusterView, coordinator: int, group: str, timeout_s: float = ASK_TIMEOUT_S) -> bool | None:
+    """Ask the coordinator whether there is such a group. None: it does not answer, or does not know yet."""
+    answer = await _ask(
+        view.access, view.brokers[coordinator], DESCRIBE_GROUPS, DescribeGroupsRequest([group]), timeout_s
+    )
+    found = None if answer is None else answer.groups[0]
+    return None if found is None or found.error_code != ErrorCode.NONE else found.group_state != DEAD
+
+
+async def has_transactional_id(
+    view: ClusterView, coordinator: int, transactional_id: str, timeout_s: float = ASK_TIMEOUT_S
+) -> bool | None:
+    """As `has_group`, for the transactional id of a producer."""
+    request = DescribeTransactionsRequest([transactional_id])
+    answer = await _ask(view.access, view.brokers[coordinator], DESCRIBE_TRANSACTIONS, request, timeout_s)
+    code = None if answer is None else answer.transaction_states[0].error_code
+    return {ErrorCode.NONE.value: True, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND.value: False}.get(code)
+
+
+async def ask_groups(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> list[str]:
+    """Return the groups of all brokers that answer."""
+    answers = await _ask_all(view, LIST_GROUPS, ListGroupsRequest(), timeout_s)
+    return sorted({group.group_id for answer in answers.values() for group in answer.groups})
+
+
+async def ask_transactional_ids(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> list[str]:
+    """Return the transactional ids that all brokers that answer coordinate."""
+    answers = await _ask_all(view, LIST_TRANSACTIONS, ListTransactionsRequest(), timeout_s)
+    return sorted({known.transactional_id for answer in answers.values() for known in answer.transaction_states})
+
+
 async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> dict[int, dict[str, str]]:
     """Return, by broker, the offline log directories and the reasons. Brokers that do not answer are left out."""
-    ids = sorted(view.brokers)
-    answers = await asyncio.gather(
-        *(
-            _ask(view.access, view.brokers[broker], DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s)
-            for broker in ids
-        )
-    )
+    answers = await _ask_all(view, DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s)
     return {
         broker: {found.log_dir: found.error_message for found in answer.results if found.error_code != ErrorCode.NONE}
-        for broker, answer in zip(ids, answers, strict=True)
-        if answer is not None
+        for broker, answer in answers.items()
     }
+
+
+async def _ask_all(
+    view: ClusterView, api: Api[Request, Response], request: Request, timeout_s: float
+) -> dict[int, Response]:
+    """Return the answers by broker. Brokers that do not answer are left out."""
+    ids = sorted(view.brokers)
+    answers = await asyncio.gather(*(_ask(view.access, view.brokers[id], api, request, timeout_s) for id in ids))
+    return {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
 
 
 async def _ask(

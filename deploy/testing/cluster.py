@@ -453,7 +453,7 @@ class SyncLocalCluster(Blocking):
         return self._fault("isolate", who, lambda launcher: self._isolate(launcher, parse_who(str(who))))
 
     def _isolate(self, launcher: Launcher, who: Who) -> list[Member]:
-        members = launcher.resolve(who)
+        members = launcher.resolve(who, must_exist=True)
         assert self._isolation is not None
         if "zookeeper" in members:
             raise LaunchError("ZooKeeper cannot be isolated: pause it, or isolate every broker")

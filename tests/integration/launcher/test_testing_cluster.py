@@ -88,6 +88,15 @@ def test_a_new_coordinator_is_found_after_a_kill() -> None:
     with SyncLocalCluster(topics=["orders"]) as cluster, sync.Admin(cluster.bootstrap_servers) as admin:
         partition = minibroker.TopicPartition("orders", 0)
         admin.alter_group_offsets("billing", {partition: 0})
+        with sync.Producer(cluster.bootstrap_servers, transactional_id="shop-1"):
+            pass
+        for who, told in [
+            ("coordinator:nope", "there is no group 'nope', so nothing was done: give one of 'billing'"),
+            ("transactions:nope", "there is no transactional id 'nope', so nothing was done: give one of 'shop-1'"),
+        ]:
+            with pytest.raises(LaunchError, match=told):
+                cluster.kill(who)
+        assert cluster.find("transactions:shop-1")
         former = cluster.find("coordinator:billing")
         assert former == [admin.describe_groups(["billing"])["billing"].coordinator.node_id]
         assert cluster.kill("coordinator:billing") == former

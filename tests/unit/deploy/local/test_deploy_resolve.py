@@ -10,10 +10,17 @@ from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local import cluster_file, local_cluster
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.local.who import parse_who
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.protocol.messages import MetadataPartition
-from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TopicPartition, internal_partition
+from minibroker.protocol.model import (
+    NO_LEADER,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    TopicPartition,
+    internal_partition,
+)
 
 NOBODY_ANSWERS = ClusterView({}, None, None, {})
 NO_CONTROLLER = NOBODY_ANSWERS._replace(brokers={1: ("127.0.0.1", 9092)})
@@ -77,6 +84,68 @@ def test_the_coordinator_of_a_group_is_the_leader_of_its_partition_of_the_offset
     monkeypatch.setattr(cluster, "view", lambda: led(1, 2))
     assert cluster.resolve(parse_who("coordinator:billing")) == [2]
     assert cluster.resolve(parse_who("coordinator:shipping")) == [1]
+
+
+TRANSACTIONS = TopicPartition(TRANSACTIONS_TOPIC, 0)
+
+
+@pytest.mark.parametrize("action", ["kill", "stop", "pause", "resume", "resolve"])
+@pytest.mark.parametrize(
+    ("who", "names", "told"),
+    [
+        ("coordinator:nope", ["billing", "shop"], "there is no group 'nope', so nothing was done: give one of 'billing', "),
+        ("coordinator:nope", [], "there is no group at all yet"),
+        ("transactions:nope", [f"shop-{number}" for number in range(12)], "no transactional id 'nope'.*'shop-9' and 2 more"),
+        ("transactions:nope", [], "there is no transactional id at all yet"),
+    ],
+)
+def test_a_group_or_id_that_does_not_exist_is_refused_and_nothing_is_signalled(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, action: str, who: str, names: list[str], told: str
+) -> None:
+    _runs(cluster, monkeypatch, exists=False, names=names)
+    with pytest.raises(LaunchError, match=told):
+        getattr(cluster, action)(parse_who(who))
+
+
+@pytest.mark.parametrize("who", ["coordinator:billing", "transactions:shop-1"])
+@pytest.mark.parametrize(("state", "why"), [(ProcessState.PAUSED, "it is paused"), (ProcessState.RUNNING, "not answer")])
+def test_a_coordinator_that_cannot_say_is_not_killed_but_can_be_found(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, who: str, state: ProcessState, why: str
+) -> None:
+    _runs(cluster, monkeypatch, exists=None, names=[], state=state)
+    with pytest.raises(LaunchError, match=f"known to broker 1 alone, and .*{why}.*give the broker's id, 1"):
+        cluster.kill(parse_who(who))
+    assert cluster.resolve(parse_who(who)) == [1]
+
+
+def _runs(
+    cluster: LocalCluster,
+    monkeypatch: pytest.MonkeyPatch,
+    *,
+    exists: bool | None,
+    names: list[str],
+    state: ProcessState = ProcessState.RUNNING,
+) -> None:
+    """Let broker 1 run, lead all internal partitions, and know these names; a signal fails the test."""
+
+    async def has(*_: object) -> bool | None:
+        return exists
+
+    async def ask(_: ClusterView) -> list[str]:
+        return names
+
+    def signalled(*_: object) -> bool:
+        raise AssertionError("a process was signalled")
+
+    view = led(1, 1)
+    partitions = {**view.partitions, TRANSACTIONS: partition(0, 1)}
+    monkeypatch.setattr(cluster, "view", lambda: view._replace(partitions=partitions))
+    monkeypatch.setattr(cluster, "state_of", lambda _: state)
+    monkeypatch.setattr(local_cluster, "send_signal", signalled)
+    for name in ("has_group", "has_transactional_id"):
+        monkeypatch.setattr(local_cluster, name, has)
+    for name in ("ask_groups", "ask_transactional_ids"):
+        monkeypatch.setattr(local_cluster, name, ask)
 
 
 @pytest.mark.parametrize("who", ["controller", "leader:orders-0", "coordinator:billing"])
