@@ -31,6 +31,7 @@ from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
+from minibroker.client.other_names import knows_other_names
 from minibroker.client.security import Security
 from minibroker.client.settings import (
     IsolationLevel,
@@ -40,7 +41,6 @@ from minibroker.client.settings import (
     check_integer,
     check_isolation_level,
     check_ms,
-    knows_other_names,
 )
 from minibroker.protocol import messages as m
 from minibroker.protocol.acls import AclBinding, AclFilter

@@ -28,6 +28,7 @@ from minibroker.client.group.listener import RebalanceListener, checked_listener
 from minibroker.client.group.session import GroupSession
 from minibroker.client.group.subscription import Selection, checked_subscription
 from minibroker.client.log import Logger
+from minibroker.client.other_names import knows_other_names
 from minibroker.client.security import Security
 from minibroker.client.serializers import DeserializerChoice, choose_deserializer
 from minibroker.client.settings import (
@@ -39,7 +40,6 @@ from minibroker.client.settings import (
     check_ms,
     check_partition,
     check_partitions,
-    knows_other_names,
 )
 from minibroker.client.tasks import weakly
 from minibroker.protocol import messages as m
@@ -677,9 +677,9 @@ class Consumer(Client):
         """Return the first record of each partition at or after the given time; None if there is none. Raises
         BrokerError, NetworkError."""
         self._check_running()
-        asked = check_by_partition("timestamps_ms", timestamps_ms, 1_700_000_000_000)
-        for timestamp_ms in asked.values():
-            check_integer("timestamp_ms", timestamp_ms, 0, 1 << 62)
+        asked = check_by_partition(
+            "timestamps_ms", timestamps_ms, 1_700_000_000_000, lambda at: check_integer("timestamp_ms", at, 0, 1 << 62)
+        )
         return await list_offsets(self._runtime, asked, self._api_timeout_s, self._isolation_level)
 
     def _check_usable(self) -> None:

@@ -16,7 +16,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Never, TypeVar
 
 from minibroker.client.shown import shown, shows_only
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
 
@@ -46,6 +46,7 @@ class InvalidSetting(MinibrokerError, ValueError):
         super().__init__(f"{name}={shown(value)}: {rule}")
         self.name = name
         self.value = value
+        self.rule = rule
 
 
 class InvalidAssignment(MinibrokerError, ValueError):
@@ -279,17 +280,23 @@ class InvalidTransactionState(TransactionError, RuntimeError):
 
 
 class TransactionAborted(TransactionError):
-    """A transaction was aborted: none of its records and offsets is visible to read_committed consumers. It may be
-    repeated in a new transaction. `reason` is the error that aborted it, if there was one, and also its cause. It is
-    usually a MinibrokerError; a TypeError or ValueError if a call had an illegal argument."""
+    """A transaction was aborted: none of its records and offsets is visible to read_committed consumers. `reason` is
+    the error that aborted it, if there was one, and also its cause. It is usually a MinibrokerError; a TypeError or
+    ValueError if a call had an illegal argument. The transaction may be repeated in a new one, which helps unless the
+    reason lasts, such as a record that is too large: the text says which of the two holds."""
 
     def __init__(self, transactional_id: str, what: str, reason: Exception | None = None) -> None:
         self.transactional_id = transactional_id
         self.reason = reason
         self._what = what
+        again = (
+            "so it may be repeated"
+            if reason is None or may_pass(reason)
+            else "but it would fail again: correct this before you repeat it"
+        )
         super().__init__(
-            f"a transaction of {transactional_id!r} was aborted: {what.rstrip('.')}. "
-            "Nothing of it is visible to read_committed consumers, so it may be repeated"
+            f"a transaction of {shown(transactional_id)} was aborted: {what.rstrip('.')}. "
+            f"Nothing of it is visible to read_committed consumers, {again}"
         )
         self.__cause__ = reason
 
@@ -311,20 +318,42 @@ class CommitOutcomeUnknown(TransactionError):
         self._waited_s = waited_s
         self._reason = reason
         super().__init__(
-            f"whether a transaction of {transactional_id!r} is committed is not known after {waited_s:g} s: {reason}. "
-            "Call was_committed() of the transaction before you repeat its work"
+            f"whether a transaction of {shown(transactional_id)} is committed is not known after {waited_s:g} s: "
+            f"{reason}. Call was_committed() of the transaction before you repeat its work"
         )
 
     def __reduce__(self) -> tuple[type[CommitOutcomeUnknown], tuple[str, float, str]]:
         return type(self), (self.transactional_id, self._waited_s, self._reason)
 
 
+_FENCED_BY_ANOTHER = (
+    "another producer has started with the id since, or an operator has aborted its transaction (`minibroker "
+    "transactions abort`)",
+    "Give each running producer an id of its own, and start a new producer to go on",
+)
+_FENCED = {
+    ErrorCode.INVALID_PRODUCER_ID_MAPPING: (
+        "the brokers have forgotten the id, which was unused for their transactional.id.expiration.ms, or another "
+        "producer has started with it since",
+        "Start a new producer to go on, and give each running producer an id of its own",
+    ),
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED: (
+        "this client may not use the id",
+        "Ask for the right to WRITE with the id (`minibroker acls add`), or use another id",
+    ),
+}
+"""Why a producer is fenced by these errors, and the remedy."""
+
+
 class ProducerFenced(TransactionError):
     """A producer may not go on with its transactional id: every later call raises this. `code` is the broker's error.
 
     Usually a producer that started later uses the same id, and has aborted what was open. `minibroker transactions
-    abort` and `Admin.fence_producers` also fence the producer. If `is_commit_unknown`, a commit was under way whose
-    outcome this producer cannot learn any more: the committed offsets of the group, or the records, show it.
+    abort` and `Admin.fence_producers` also fence the producer, and so does a commit whose outcome was not known before
+    the brokers forgot the id (INVALID_PRODUCER_ID_MAPPING, after `transactional.id.expiration.ms`).
+
+    If `is_commit_unknown`, a commit was under way whose outcome this producer cannot learn any more: the committed
+    offsets of the group, or the records, show it.
     """
 
     is_fatal = True
@@ -333,19 +362,19 @@ class ProducerFenced(TransactionError):
         self.transactional_id = transactional_id
         self.code = code
         self.is_commit_unknown = is_commit_unknown
-        why = (
-            "this client may not use the id"
-            if code is ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED
-            else "another producer has started with the id since, or an operator has aborted its transaction "
-            "(`minibroker transactions abort`)"
-        )
-        text = f"the producer with transactional id {transactional_id!r} is fenced ({code.name}): {why}. Close it. "
+        why, remedy = _FENCED.get(code, _FENCED_BY_ANOTHER)
+        text = f"the producer with transactional id {shown(transactional_id)} is fenced ({code.name}): {why}. "
+        text += "Close it. "
         if is_commit_unknown:
             text += "Its last transaction may be committed or aborted: look for its offsets or records. "
-        super().__init__(text + "Give each running producer an id of its own, and start a new producer to go on")
+        super().__init__(text + remedy)
 
     def __reduce__(self) -> tuple[Any, ...]:
         return partial(type(self), is_commit_unknown=self.is_commit_unknown), (self.transactional_id, self.code)
+
+
+class Interrupted(MinibrokerError):
+    """A call within a transaction was cancelled, or interrupted by Ctrl-C."""
 
 
 class MaxPollIntervalExceeded(MinibrokerError):
@@ -403,6 +432,55 @@ class LogTruncated(MinibrokerError):
 
     def __reduce__(self) -> tuple[type[LogTruncated], tuple[TopicPartition, int, int]]:
         return type(self), (self.partition, self.offset, self.diverging_offset)
+
+
+_PASSING = (
+    ApiTimedOut,
+    BufferFull,
+    CommitOutcomeUnknown,
+    DeliveryTimedOut,
+    Interrupted,
+    InvalidMessage,
+    MaxPollIntervalExceeded,
+    NetworkError,
+)
+"""Errors of brokers that are away, of a full buffer, and of programs that were too slow or interrupted."""
+_PASSING_CODES = frozenset(
+    {
+        # The member has lost its partitions, or a rebalance has raised the generation.
+        ErrorCode.ILLEGAL_GENERATION,
+        ErrorCode.UNKNOWN_MEMBER_ID,
+        ErrorCode.REBALANCE_IN_PROGRESS,
+        # The transaction has failed or was aborted by its coordinator. If a twin has caused that, the producer learns
+        # of it when it ends the transaction, and raises ProducerFenced.
+        ErrorCode.INVALID_PRODUCER_EPOCH,
+        ErrorCode.INVALID_PRODUCER_ID_MAPPING,
+        ErrorCode.INVALID_TXN_STATE,
+        ErrorCode.OUT_OF_ORDER_SEQUENCE_NUMBER,
+        ErrorCode.PRODUCER_FENCED,
+        ErrorCode.TRANSACTION_ABORTABLE,
+        ErrorCode.UNKNOWN_PRODUCER_ID,
+    }
+)
+"""Errors that are not retriable for a request, but pass if the whole transaction is repeated."""
+_LASTING_CODES = frozenset({ErrorCode.UNKNOWN_TOPIC_OR_PARTITION})
+"""Retriable errors that clients raise only after they have lasted."""
+
+
+def may_pass(error: Exception) -> bool:
+    """Return whether a transaction that has failed by this error may succeed if it is repeated unchanged. A Processor
+    repeats its batch then."""
+    match error:
+        case TransactionAborted(reason=reason):
+            return reason is None or may_pass(reason)
+        case CommitFailed(errors=errors) | PartialFailure(errors=errors):
+            return all(may_pass(each) for each in errors.values())
+        case DeliveryFailed(failures=failures):
+            return all(may_pass(failure.error) for failure in failures)
+        case BrokerError(code=code):
+            return code not in _LASTING_CODES and (code in _PASSING_CODES or ERRORS[code].retriable)
+        case _:
+            return isinstance(error, _PASSING)
 
 
 def _grouped(errors: Iterable[tuple[str, MinibrokerError]]) -> str:

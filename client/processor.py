@@ -34,16 +34,16 @@ from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import InvalidSetting, InvalidTransactionState
+from minibroker.client.errors import InvalidSetting, InvalidTransactionState, may_pass
 from minibroker.client.fetching.records import Record
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.log import Logger
-from minibroker.client.processing.reactions import is_repeated
+from minibroker.client.other_names import arguments_of, knows_other_names, meant
 from minibroker.client.processing.results import Process, ProducerRecord, check_process, results_of
 from minibroker.client.producer import Producer
 from minibroker.client.security import Security
 from minibroker.client.serializers import DeserializerChoice, SerializerChoice
-from minibroker.client.settings import IsolationLevel, check_ms, knows_other_names
+from minibroker.client.settings import IsolationLevel, check_ms, check_whole_ms
 from minibroker.client.transactions.transaction import Transaction
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -140,9 +140,11 @@ class Processor(Client):
         **security: Unpack[Security],
     ) -> None:
         check_process(process)
+        if not isinstance(group, str) or not group:
+            raise InvalidSetting("group", group, 'give the name of the group whose offsets are committed: group="name"')
         self._process = process
         self._commit_interval_s = check_ms("commit_interval_ms", commit_interval_ms)
-        self._transaction_timeout_s = check_ms("transaction_timeout_ms", transaction_timeout_ms, lowest=1)
+        self._transaction_timeout_s = check_whole_ms("transaction_timeout_ms", transaction_timeout_ms, lowest=1)
         if transactional_id is None:
             if group_instance_id is None:
                 rule = "give each instance a name of its own that stays the same when it is started again"
@@ -175,8 +177,8 @@ class Processor(Client):
             "key_serializer": key_serializer,
             "value_serializer": value_serializer,
         }
-        more_for_consumer = _further("consumer_settings", consumer_settings, for_consumer, _OURS_OF_CONSUMER)
-        more_for_producer = _further("producer_settings", producer_settings, for_producer, {})
+        more_for_consumer = _further("consumer_settings", consumer_settings, Consumer, for_consumer, _OURS_OF_CONSUMER)
+        more_for_producer = _further("producer_settings", producer_settings, Producer, for_producer, {})
         self._consumer = Consumer(bootstrap, **for_consumer, **more_for_consumer)
         self._producer = Producer(bootstrap, **for_producer, **more_for_producer)
         super().__init__(
@@ -350,7 +352,7 @@ class Processor(Client):
 
     async def _pause(self, error: MinibrokerError) -> None:
         """Wait before the pending batch is repeated. Raises the error if it is not to be repeated."""
-        if not is_repeated(error):
+        if not may_pass(error):
             raise error
         self._failures += 1
         what = "asking for records"
@@ -373,13 +375,23 @@ _OURS_OF_CONSUMER: Mapping[str, str] = {
 
 
 def _further(
-    name: str, settings: Mapping[str, Any] | None, given: Mapping[str, object], ours: Mapping[str, str]
+    name: str,
+    settings: Mapping[str, Any] | None,
+    client: type[Consumer | Producer],
+    given: Mapping[str, object],
+    ours: Mapping[str, str],
 ) -> Mapping[str, Any]:
-    """Raises InvalidSetting for settings that have another place."""
+    """Raises InvalidSetting for settings that have another place, or that the client does not have."""
+    if not isinstance(settings, Mapping | None):
+        raise InvalidSetting(name, settings, "give a dict of settings by name")
     further = {} if settings is None else dict(settings)
+    known = arguments_of(client.__init__)
     for setting, value in further.items():
         if setting in given:
             raise InvalidSetting(f"{name}[{setting!r}]", value, f"give it to the Processor: {setting}=...")
         if setting in ours:
             raise InvalidSetting(f"{name}[{setting!r}]", value, f"leave it out: {ours[setting]}")
+        if setting not in known or setting == "bootstrap":
+            hint = meant(str(setting), known) or f"help({client.__name__}) lists them"
+            raise InvalidSetting(f"{name}[{setting!r}]", value, f"a {client.__name__} has no such setting: {hint}")
     return further

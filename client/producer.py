@@ -18,6 +18,7 @@ from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.errors import BufferFull, Closed, DeliveryFailed, InvalidSetting, records_were
 from minibroker.client.log import Logger
+from minibroker.client.other_names import NamesOfKafkasProducer, knows_other_names
 from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.arguments import (
     Headers,
@@ -46,12 +47,11 @@ from minibroker.client.producing.sender import Sender
 from minibroker.client.security import Security
 from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
 from minibroker.client.settings import (
-    NamesOfKafkasProducer,
     check_boolean,
     check_choice,
     check_integer,
     check_ms,
-    knows_other_names,
+    check_whole_ms,
 )
 from minibroker.client.tasks import Pulse, Turns
 from minibroker.client.transactions.transaction import Transaction
@@ -161,7 +161,7 @@ class Producer(NamesOfKafkasProducer, Client):
             raise InvalidSetting(
                 "enable_idempotence", enable_idempotence, f'it needs acks="all", not {acks!r}: drop one of the two'
             )
-        transaction_timeout_s = check_ms("transaction_timeout_ms", transaction_timeout_ms, lowest=1)
+        transaction_timeout_s = check_whole_ms("transaction_timeout_ms", transaction_timeout_ms, lowest=1)
         if transactional_id is not None:
             check_transactional_id(transactional_id, acks, is_idempotent)
         elif transaction_timeout_ms != TRANSACTION_TIMEOUT_MS:
@@ -506,7 +506,7 @@ class Producer(NamesOfKafkasProducer, Client):
             raise BufferFull(
                 f"no room in the buffer for {self._max_block_s:g} s (max_block_ms): {self._accumulator.used} bytes of "
                 f"records are not acknowledged, and buffer_memory is {self._accumulator.buffer_memory}. They are still "
-                "being sent: await drain() again, or raise max_block_ms"
+                "being sent: call drain() again (in asyncio: await it), or raise max_block_ms"
             ) from None
 
     async def flush(self) -> None:

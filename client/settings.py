@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from functools import wraps
-from typing import TYPE_CHECKING, Concatenate, Literal, NamedTuple, ParamSpec, TypeVar
+from typing import Literal, NamedTuple, TypeVar
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.shown import shown
@@ -16,66 +15,9 @@ IsolationLevel = Literal["read_uncommitted", "read_committed"]
 
 T = TypeVar("T")
 
-P = ParamSpec("P")
-Self = TypeVar("Self")
-
 MAX_MS = 2**31 - 1
-
-_ELSEWHERE = {
-    "bootstrap_servers": "it is called bootstrap here, and comes first",
-    "group_id": "it is called group here: group=...",
-    "compression_type": "it is called compression here: compression=...",
-}
-"""Arguments of Kafka, aiokafka and kafka-python that have another name here (`docs/client.md`)."""
-
-
-def knows_other_names(init: Callable[Concatenate[Self, P], None]) -> Callable[Concatenate[Self, P], None]:
-    """Decorate the constructor of a client: an argument's name in another Kafka client raises a TypeError that has the
-    name here."""
-
-    @wraps(init)
-    def checked(self: Self, /, *args: P.args, **kwargs: P.kwargs) -> None:
-        for name in kwargs:
-            plain = name.replace(".", "_")
-            hint = _ELSEWHERE.get(plain) or (f"write it with _: {plain}=..." if plain != name else None)
-            if hint is not None:
-                raise TypeError(f"{type(self).__name__}() has no argument {name}: {hint}")
-        init(self, *args, **kwargs)
-
-    return checked
-
-
-class Elsewhere:
-    """A method of Kafka's clients that has another name here. Its use raises an AttributeError that has that name."""
-
-    def __init__(self, hint: str) -> None:
-        self._hint = hint
-        self._name = ""
-
-    def __set_name__(self, owner: type, name: str) -> None:
-        self._name = name
-
-    def __get__(self, instance: object, owner: type) -> None:
-        raise AttributeError(f"{owner.__name__} has no {self._name}: {self._hint}")
-
-
-class NamesOfKafkasProducer:
-    """Kafka's methods of transactions. Not `__getattr__`, which would slow down each access to an attribute."""
-
-    if not TYPE_CHECKING:
-        init_transactions = Elsewhere("the start of a producer with a transactional_id does that")
-        begin_transaction = Elsewhere("use `with producer.transaction():`, in asyncio `async with`")
-        commit_transaction = Elsewhere("the end of the block `with producer.transaction():` commits")
-        abort_transaction = Elsewhere("an exception that leaves the block `with producer.transaction():` aborts")
-        send_offsets_to_transaction = Elsewhere(
-            "call send_offsets(positions, consumer.group_metadata()) of the transaction"
-        )
-
-
-class NamesOfKafkasTransaction:
-    if not TYPE_CHECKING:
-        commit = Elsewhere("the end of its block commits it")
-        abort = Elsewhere("an exception that leaves its block aborts it: raise one of your own")
+MAX_TEXT = 32_767
+"""The most characters of a text in a request, such as the name of a group."""
 
 
 class Address(NamedTuple):
@@ -115,12 +57,14 @@ def parse_bootstrap(bootstrap: str | Sequence[str]) -> tuple[Address, ...]:
     return tuple(dict.fromkeys(addresses))
 
 
-def check_text(name: str, value: str) -> str:
-    """Return the value, if it is text that can be sent. Python decodes bytes that are not in the locale's encoding
-    (arguments, file names, the environment) to halves of surrogate pairs, which UTF-8 cannot express. Raises
-    InvalidSetting."""
+def check_text(name: str, value: str, longest: int = MAX_TEXT) -> str:
+    """Return the value, if it is text that can be sent: of at most `longest` characters, and in UTF-8. Python decodes
+    bytes that are not in the locale's encoding (arguments, file names, the environment) to halves of surrogate pairs,
+    which UTF-8 cannot express. Raises InvalidSetting."""
     if not isinstance(value, str):
         raise InvalidSetting(name, value, "give text: a str")
+    if len(value) > longest:
+        raise InvalidSetting(name, value, f"it is too long: give at most {longest:,} characters")
     if not value.isascii():
         try:
             value.encode()
@@ -175,11 +119,25 @@ def check_partition(name: str, value: object) -> TopicPartition:
     return TopicPartition(*value)
 
 
-def check_by_partition(name: str, values: Mapping[TopicPartition, T], example: object) -> dict[TopicPartition, T]:
-    """Return the value for each partition. `example` is a legal value, for the error. Raises InvalidSetting."""
+def check_by_partition(
+    name: str, values: Mapping[TopicPartition, T], example: object, check: Callable[[T], object] = lambda _: None
+) -> dict[TopicPartition, T]:
+    """Return the value for each partition. `example` is a legal value, for the error. `check` raises InvalidSetting for
+    an illegal one. Raises InvalidSetting."""
     if not isinstance(values, Mapping):
         raise InvalidSetting(name, values, f'give a dict: {{TopicPartition("topic", 0): {example}}}')
-    return dict(zip(check_partitions(name, values), values.values(), strict=True))
+    checked = dict(zip(check_partitions(name, values), values.values(), strict=True))
+    for partition, value in checked.items():
+        try:
+            check(value)
+        except InvalidSetting as error:
+            raise about(partition, error) from None
+    return checked
+
+
+def about(element: object, error: InvalidSetting) -> InvalidSetting:
+    """Return the error with the name of the one of several elements that it is about."""
+    return InvalidSetting(error.name, error.value, f"{error.rule}, for {element}")
 
 
 def check_integer(name: str, value: int, lowest: int, highest: int) -> int:
@@ -201,6 +159,13 @@ def check_ms(name: str, value: float, lowest: int = 0) -> float:
     if isinstance(value, bool) or not isinstance(value, (int, float)) or not lowest <= value <= MAX_MS:
         raise InvalidSetting(name, value, f"give milliseconds, a number from {lowest} to {MAX_MS}")
     return value / 1_000
+
+
+def check_whole_ms(name: str, value: float, lowest: int = 0) -> float:
+    """As `check_ms`, for a time that a request carries to brokers, which know no fractions of milliseconds."""
+    if isinstance(value, float) and not value.is_integer():
+        raise InvalidSetting(name, value, f"give whole milliseconds, a number from {lowest} to {MAX_MS}")
+    return check_ms(name, value, lowest)
 
 
 def check_isolation_level(isolation_level: IsolationLevel) -> int:

@@ -227,14 +227,22 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         "A batch before this one is missing from the log; close the producer and begin with a new one.",
     ),
     _E.DUPLICATE_SEQUENCE_NUMBER: ErrorInfo(False, False, "The batch is in the log already; there is nothing to do."),
-    _E.INVALID_PRODUCER_EPOCH: ErrorInfo(False, False, "A newer producer with the same id is active."),
+    _E.INVALID_PRODUCER_EPOCH: ErrorInfo(
+        False,
+        False,
+        "A newer producer with the same id is active, or the coordinator has aborted the transaction, which was open "
+        "for longer than its time-out.",
+    ),
     _E.INVALID_TXN_STATE: ErrorInfo(
         False,
         False,
         "The transaction cannot do that in its present state; close the producer and begin with a new one.",
     ),
     _E.INVALID_PRODUCER_ID_MAPPING: ErrorInfo(
-        False, False, "The transactional id has got another producer id; close the producer and begin with a new one."
+        False,
+        False,
+        "The brokers have forgotten the transactional id, which was unused for transactional.id.expiration.ms, or a "
+        "newer producer has it.",
     ),
     _E.INVALID_TRANSACTION_TIMEOUT: ErrorInfo(
         False, False, "Give a transaction timeout above 0 and up to the brokers' transaction.max.timeout.ms."
@@ -309,7 +317,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.UNSTABLE_OFFSET_COMMIT: ErrorInfo(True, False, "A transaction is about to commit the offset; retry."),
     _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
-    _E.PRODUCER_FENCED: ErrorInfo(False, False, "A newer producer with the same transactional id is active."),
+    _E.PRODUCER_FENCED: ErrorInfo(
+        False,
+        False,
+        "A newer producer with the same transactional id is active, or an operator has aborted the transaction.",
+    ),
     _E.RESOURCE_NOT_FOUND: ErrorInfo(
         False, False, "There is no such user with credentials: `minibroker users list` shows those that there are."
     ),

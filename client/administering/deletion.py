@@ -40,9 +40,9 @@ _MAY_YET = "They may yet be deleted; to ask for it again does no harm. See `mini
 async def delete_records(requests: AdminRequests, offsets: Mapping[TopicPartition, int]) -> dict[TopicPartition, int]:
     """See `Admin.delete_records`."""
     retries = requests.retries()
-    asked = check_by_partition("offsets", offsets, 5)
-    for offset in asked.values():
-        check_integer("offset", offset, m.UP_TO_HIGH_WATERMARK, 2**63 - 1)
+    asked = check_by_partition(
+        "offsets", offsets, 5, lambda offset: check_integer("offset", offset, m.UP_TO_HIGH_WATERMARK, 2**63 - 1)
+    )
     if not asked:
         return {}
     ids, errors = await existing(requests, asked)

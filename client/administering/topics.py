@@ -10,7 +10,7 @@ from typing import NamedTuple
 
 from minibroker.client.administering.requests import AdminRequests
 from minibroker.client.errors import InvalidSetting, TopicErrors, no_such_partition
-from minibroker.client.settings import check_integer, check_names, check_text, check_topic_name
+from minibroker.client.settings import about, check_integer, check_names, check_text, check_topic_name
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, error_of
@@ -242,10 +242,13 @@ def _creatable(topic: NewTopic) -> m.CreatableTopic:
                 "they determine the partitions and the replication factor: leave those out",
             )
         assignments = [m.CreatableAssignment(index, list(ids)) for index, ids in enumerate(topic.assignments)]
-    if topic.partitions is not None:
-        check_integer("partitions", topic.partitions, 1, MAX_PARTITIONS)
-    if topic.replication_factor is not None:
-        check_integer("replication_factor", topic.replication_factor, 1, MAX_REPLICATION_FACTOR)
+    try:
+        if topic.partitions is not None:
+            check_integer("partitions", topic.partitions, 1, MAX_PARTITIONS)
+        if topic.replication_factor is not None:
+            check_integer("replication_factor", topic.replication_factor, 1, MAX_REPLICATION_FACTOR)
+    except InvalidSetting as error:
+        raise about(topic.name, error) from None
     return m.CreatableTopic(
         topic.name,
         -1 if topic.partitions is None else topic.partitions,

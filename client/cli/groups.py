@@ -29,6 +29,7 @@ from minibroker.client.cli.terminal.output import (
     print_lines,
     print_table,
     run,
+    shortened,
     table_lines,
 )
 from minibroker.client.cli.terminal.start_position import StartPosition, parse_start_position
@@ -64,7 +65,8 @@ def list_groups(
     if format is Format.JSON:
         print_json([each._asdict() for each in groups])
     else:
-        print_table(("group", "state", "protocol"), [(g.group, g.state, g.protocol_type or None) for g in groups])
+        rows = [(shortened(each.group), each.state, each.protocol_type or None) for each in groups]
+        print_table(("group", "state", "protocol"), rows)
     if failed is not None:
         raise failed
 

@@ -44,6 +44,7 @@ from minibroker.client.cli.terminal.output import (
     print_json,
     print_table,
     run,
+    shortened,
 )
 from minibroker.client.cli.timelines.words import date_and_time
 from minibroker.client.cli.topics import checked_topic, named_partitions, open_admin
@@ -92,7 +93,7 @@ def list_transactions(
     if format is Format.JSON:
         print_json([each._asdict() for each in found])
     else:
-        print_table(("transactional id", "producer", "state"), found)
+        print_table(("transactional id", "producer", "state"), [(shortened(each[0]), *each[1:]) for each in found])
     if failed is not None:
         raise failed
 

@@ -136,7 +136,8 @@ class Client(Asynchronous):
             return crashed
         if self._state in ("closing", "closed"):
             return Closed(
-                f"the {self._noun} is {self._state}: by `close`, of another task perhaps, or the end of `with`"
+                f"the {self._noun} is {self._state}: by `close`, of another task or thread perhaps, or the end of "
+                "`with`"
             )
         return Closed(
             f"the {self._noun} is {self._state}: use it within `async with {type(self).__name__}(...)`, or call start()"

@@ -11,7 +11,7 @@ from typing import TypeVar
 from minibroker.client.cluster.connections import OVERDUE_S, Connections, Purpose
 from minibroker.client.cluster.metadata import Metadata
 from minibroker.client.cluster.retries import Retries
-from minibroker.client.errors import InvalidSetting, WrongEventLoop
+from minibroker.client.errors import WrongEventLoop
 from minibroker.client.log import Logger
 from minibroker.client.security import UNPROTECTED, Protection
 from minibroker.client.settings import Address, check_ms, check_text, parse_bootstrap
@@ -29,6 +29,7 @@ Response = TypeVar("Response", bound=m.Message)
 
 logger = Logger("minibroker.client")
 
+MAX_CLIENT_ID = 249
 START_PATIENCE_S = 2.0
 """`start` tries to reach a broker for this long. A cluster that is starting answers within that time, and users with a
 mistyped address should not wait longer."""
@@ -59,9 +60,7 @@ class ClientRuntime:
         protection: Protection = UNPROTECTED,
     ) -> None:
         addresses = parse_bootstrap(bootstrap)
-        if not isinstance(client_id, str) or len(client_id) > 249:
-            raise InvalidSetting("client_id", client_id, "give a string of at most 249 characters")
-        check_text("client_id", client_id)
+        check_text("client_id", client_id, MAX_CLIENT_ID)
         self.bootstrap = ",".join(map(str, addresses))
         self.request_timeout_s = check_ms("request_timeout_ms", request_timeout_ms, lowest=1)
         self.retry_backoff_s = check_ms("retry_backoff_ms", retry_backoff_ms, lowest=1)

@@ -148,7 +148,9 @@ class InHand:
         failure = reader.exception()
         if failure is not None:  # asyncio regards it as retrieved from here on
             logger.warning(
-                "%s: the task that reads has failed; what it was given last comes again: %r", self._who, failure
+                "%s: the task that reads has failed, so the last records that it was given count as not processed: %r",
+                self._who,
+                failure,
             )
         return failure is None
 

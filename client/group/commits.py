@@ -69,15 +69,18 @@ def check_offsets(
     offsets: Mapping[TopicPartition, int | OffsetAndMetadata],
 ) -> dict[TopicPartition, OffsetAndMetadata]:
     """Raises InvalidSetting."""
-    checked = {}
-    for partition, value in check_by_partition("offsets", offsets, 5).items():
-        committed = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
-        check_integer("offset", committed.offset, 0, 2**63 - 1)
-        if committed.leader_epoch is not None:
-            check_integer("leader_epoch", committed.leader_epoch, 0, 2**31 - 1)
-        check_text("metadata", committed.metadata)
-        checked[partition] = committed
-    return checked
+    return {
+        partition: value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+        for partition, value in check_by_partition("offsets", offsets, 5, _check_offset).items()
+    }
+
+
+def _check_offset(value: int | OffsetAndMetadata) -> None:
+    committed = value if isinstance(value, OffsetAndMetadata) else OffsetAndMetadata(value)
+    check_integer("offset", committed.offset, 0, 2**63 - 1)
+    if committed.leader_epoch is not None:
+        check_integer("leader_epoch", committed.leader_epoch, 0, 2**31 - 1)
+    check_text("metadata", committed.metadata)
 
 
 _NOT_THIS_TOPIC = (ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, ErrorCode.INCONSISTENT_TOPIC_ID)

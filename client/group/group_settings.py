@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from minibroker.client.errors import InvalidSetting
 from minibroker.client.group.assignors import Assignor, Strategy, assignors_of
-from minibroker.client.settings import check_ms, check_text
+from minibroker.client.settings import check_ms, check_text, check_whole_ms
 
 
 class GroupSettings(NamedTuple):
@@ -31,12 +31,12 @@ def checked_group_settings(
     api_timeout_s: float,
 ) -> GroupSettings:
     """Raises InvalidSetting."""
-    session_timeout_s = check_ms("session_timeout_ms", session_timeout_ms, lowest=1)
+    session_timeout_s = check_whole_ms("session_timeout_ms", session_timeout_ms, lowest=1)
     heartbeat_interval_s = check_ms("heartbeat_interval_ms", heartbeat_interval_ms, lowest=1)
     if heartbeat_interval_s >= session_timeout_s:
         rule = f"must be less than session_timeout_ms={session_timeout_ms}, better a third of it"
         raise InvalidSetting("heartbeat_interval_ms", heartbeat_interval_ms, rule)
-    max_poll_interval_s = check_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1)
+    max_poll_interval_s = check_whole_ms("max_poll_interval_ms", max_poll_interval_ms, lowest=1)
     assignors = assignors_of(strategy)
     if group_instance_id is not None:
         if not isinstance(group_instance_id, str) or not 1 <= len(group_instance_id) <= 1_000:

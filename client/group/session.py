@@ -119,7 +119,7 @@ class GroupSession:
         if self.is_member:
             assert self.member is not None
             if self.member.standing.state.is_in_group:
-                rule = f"this consumer is still leaving group {self.member.group}: await unsubscribe() again first"
+                rule = f"this consumer is still leaving group {self.member.group}: call unsubscribe() again first"
                 raise InvalidSetting("partitions", kept, rule)
             self.commits.committer = Nobody(self.commits.group)
         elif self._auto_commit is not None:

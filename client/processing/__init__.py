@@ -1,1 +1,1 @@
-"""Read-process-write: the results of a user's function, and its reactions to errors."""
+"""Read-process-write: the results of a user's function."""

@@ -21,6 +21,8 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.records import MAX_TIMESTAMP_MS
 
 Headers = Sequence[tuple[str, bytes | None]]
+MAX_HEADER = 2**31 - 1
+"""The most characters of a header's name. What a record may have in all is less."""
 
 
 def check_partition(partition: object) -> None:
@@ -80,5 +82,5 @@ def checked_headers(headers: Headers) -> Headers:
             or not (header[1] is None or type(header[1]) is bytes)
         ):
             raise TypeError(f"headers must be a list of (str, bytes or None), not {shown(header)}")
-        check_text("header", header[0])
+        check_text("header", header[0], MAX_HEADER)
     return list(headers)

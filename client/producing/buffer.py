@@ -36,7 +36,7 @@ class Buffer:
         if self.used + size > self._limit:
             raise BufferFull(
                 f"{self.used} bytes of records wait to be sent, twice buffer_memory={self.size}: "
-                "await producer.drain() after every send, or raise buffer_memory"
+                "call producer.drain() after every send (in asyncio: await it), or raise buffer_memory"
             )
 
     def check_all(self, size: int) -> None:
@@ -44,8 +44,8 @@ class Buffer:
         if self.used + size > self._limit:
             raise BufferFull(
                 f"{size} bytes of records beside {self.used} that wait to be sent are more than twice "
-                f"buffer_memory={self.size}: pass fewer at a time, and await producer.drain() after every "
-                "call; or raise buffer_memory"
+                f"buffer_memory={self.size}: pass fewer at a time, and call producer.drain() after every one (in "
+                "asyncio: await it); or raise buffer_memory"
             )
 
     @contextmanager

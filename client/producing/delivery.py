@@ -365,7 +365,7 @@ def check_on_delivery(on_delivery: object) -> None:
     if not callable(on_delivery):
         raise InvalidSetting("on_delivery", on_delivery, "give a function of metadata and error")
     if inspect.iscoroutinefunction(on_delivery) or inspect.iscoroutinefunction(type(on_delivery).__call__):
-        rule = "it is called, not awaited: define it by `def`, or await what `send` returns"
+        rule = "it is called, not awaited: define it by `def`, or wait for what `send` returns"
         raise InvalidSetting("on_delivery", on_delivery, rule)
 
 

@@ -8,8 +8,8 @@ from typing import Unpack
 from minibroker.client.admin import Admin as AsyncAdmin
 from minibroker.client.administering.timeline import TimelineRead
 from minibroker.client.administering.timeline import TimelineReader as AsyncTimelineReader
+from minibroker.client.other_names import knows_other_names
 from minibroker.client.security import Security
-from minibroker.client.settings import knows_other_names
 from minibroker.client.sync.facade import Facade, blocking
 
 

@@ -32,9 +32,10 @@ from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.client.group.assignors import Strategy
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.group.listener import RebalanceListener as AsyncRebalanceListener
+from minibroker.client.other_names import knows_other_names
 from minibroker.client.security import Security
 from minibroker.client.serializers import DeserializerChoice
-from minibroker.client.settings import IsolationLevel, check_ms, knows_other_names
+from minibroker.client.settings import IsolationLevel, check_ms
 from minibroker.client.sync.background import Background, Call
 from minibroker.client.sync.errands import Errands
 from minibroker.client.sync.facade import Coroutines, Ending, Facade, T, blocking, in_loop

@@ -11,12 +11,13 @@ from typing import Any, Literal, Unpack
 
 from minibroker.client.errors import Closed, InvalidSetting
 from minibroker.client.fetching.records import Record
+from minibroker.client.other_names import knows_other_names
 from minibroker.client.processing.results import Process as AsyncProcess
 from minibroker.client.processing.results import ProducerRecord, check_process, listed
 from minibroker.client.processor import Processor as AsyncProcessor
 from minibroker.client.security import Security
 from minibroker.client.serializers import DeserializerChoice, SerializerChoice
-from minibroker.client.settings import IsolationLevel, knows_other_names
+from minibroker.client.settings import IsolationLevel
 from minibroker.client.sync.errands import Errands
 from minibroker.client.sync.facade import Facade
 

@@ -6,6 +6,7 @@ from collections.abc import Coroutine, Iterable, Sequence
 from typing import Any, Literal, Unpack
 
 from minibroker.client.errors import InvalidTransactionState
+from minibroker.client.other_names import NamesOfKafkasProducer, knows_other_names
 from minibroker.client.producer import DEFAULT_PARTITIONER
 from minibroker.client.producer import Producer as AsyncProducer
 from minibroker.client.producing.arguments import Headers, column_of
@@ -14,7 +15,7 @@ from minibroker.client.producing.delivery import OnDelivery
 from minibroker.client.producing.partitioners import Partitioner, RecordPartitioner
 from minibroker.client.security import Security
 from minibroker.client.serializers import SerializerChoice, choose_serializer, serialize
-from minibroker.client.settings import NamesOfKafkasProducer, check_ms, check_topic_name, knows_other_names
+from minibroker.client.settings import check_ms, check_topic_name
 from minibroker.client.sync.facade import Facade, within
 from minibroker.client.sync.handover import LARGE_BYTES, QUEUE_RECORDS, BatchDelivery, Delivery, Handover, checked
 from minibroker.client.sync.transaction import Transaction

@@ -11,7 +11,7 @@ from typing import ClassVar, Protocol
 from minibroker.client.context_managers import Blocking
 from minibroker.client.errors import Closed, TransactionError
 from minibroker.client.group.commits import GroupMetadata, OffsetAndMetadata
-from minibroker.client.settings import NamesOfKafkasTransaction
+from minibroker.client.other_names import NamesOfKafkasTransaction
 from minibroker.client.sync.facade import Coroutines, T
 from minibroker.client.sync.handover import Handover
 from minibroker.client.transactions.transaction import Transaction as AsyncTransaction

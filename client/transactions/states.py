@@ -21,6 +21,7 @@ from minibroker.client.errors import (
     WrongEventLoop,
 )
 from minibroker.client.producing.batch import Identity
+from minibroker.client.shown import shown
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 
 
@@ -86,8 +87,8 @@ class Result:
             return None
         is_it = "is" if self.outcome is Outcome.COMMITTED else "may be"
         return (
-            f"leaving a transaction of {self._transactional_id!r} was interrupted while its commit was under way: it "
-            f"{is_it} committed. Call was_committed() of the transaction before you repeat its work"
+            f"leaving a transaction of {shown(self._transactional_id)} was interrupted while its commit was under way: "
+            f"it {is_it} committed. Call was_committed() of the transaction before you repeat its work"
         )
 
 
@@ -232,7 +233,8 @@ class TransactionStates:
             self.ended(Outcome.COMMITTED if step is Step.COMMIT else Outcome.ABORTED, granted)
             return
         is_told = code is E.TRANSACTION_ABORTABLE
-        what = "its coordinator has aborted it" if is_told else f"ending the transaction of {self.transactional_id!r}"
+        ending = f"ending the transaction of {shown(self.transactional_id)}"
+        what = "its coordinator has aborted it" if is_told else ending
         error = BrokerError(code, what, is_complete=is_told)
         consequence = reaction(error)
         match step:

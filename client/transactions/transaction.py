@@ -12,7 +12,7 @@ from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.context_managers import Asynchronous
 from minibroker.client.errors import InvalidTransactionState
 from minibroker.client.group.commits import GroupMetadata, OffsetAndMetadata
-from minibroker.client.settings import NamesOfKafkasTransaction
+from minibroker.client.other_names import NamesOfKafkasTransaction
 from minibroker.client.transactions.states import Result
 from minibroker.client.transactions.transactions import Transactions
 from minibroker.protocol.errors import MinibrokerError

@@ -22,6 +22,7 @@ from minibroker.client.errors import (
     Closed,
     CommitFailed,
     CommitOutcomeUnknown,
+    Interrupted,
     InvalidSetting,
     InvalidTransactionState,
     TransactionAborted,
@@ -33,6 +34,7 @@ from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.batch import UNASSIGNED, Batch, Identity
 from minibroker.client.producing.delivery import own_copy
 from minibroker.client.settings import check_text
+from minibroker.client.shown import shown
 from minibroker.client.tasks import Pulse
 from minibroker.client.transactions.states import (
     Outcome,
@@ -132,7 +134,7 @@ class Transactions:
         response = await self._init(None)
         code = error_of(response.error_code)
         if code is not ErrorCode.NONE:
-            starting = f"starting the producer with transactional id {self.transactional_id!r}"
+            starting = f"starting the producer with transactional id {shown(self.transactional_id)}"
             if code is ErrorCode.INVALID_TRANSACTION_TIMEOUT:
                 starting += f" and transaction_timeout_ms={self._timeout_s * 1_000:.0f}"
             raise BrokerError(code, starting)
@@ -145,8 +147,8 @@ class Transactions:
         CommitOutcomeUnknown, and the last error if the previous abort was not answered."""
         if self._current is not None or self._is_beginning:
             raise InvalidTransactionState(
-                f"a transaction of {self.transactional_id!r} is open already, perhaps in another task: leave its block "
-                "before the next one begins, or use one producer for each task"
+                f"a transaction of {shown(self.transactional_id)} is open already, perhaps in another task or thread: "
+                "leave its block before the next one begins, or use one producer for each"
             )
         self._is_beginning = True
         try:
@@ -173,9 +175,10 @@ class Transactions:
         if states.state is S.ABORTABLE_ERROR:
             raise self._error()
         raise InvalidTransactionState(
-            f"no transaction of {self.transactional_id!r} is open: send within `async with producer.transaction():`"
+            f"no transaction of {shown(self.transactional_id)} is open: send within `async with "
+            "producer.transaction():`"
             if transaction is None
-            else f"this transaction of {self.transactional_id!r} is not open: use it within its block"
+            else f"this transaction of {shown(self.transactional_id)} is not open: use it within its block"
         )
 
     def _record_failed(self, batch: Batch, error: MinibrokerError) -> None:
@@ -185,7 +188,7 @@ class Transactions:
     def failed(self, error: BaseException, where: str) -> None:
         """A part of the transaction has failed, so it cannot be committed any more, if the error counts."""
         if not isinstance(error, Exception):  # a cancellation, or KeyboardInterrupt
-            error = MinibrokerError(f"it was interrupted by {type(error).__name__}")
+            error = Interrupted(f"it was interrupted by {type(error).__name__}")
         if self._states.failed(error, where):
             self._failed_at = self._runtime.clock.monotonic()
             self._must_abandon = True
@@ -265,7 +268,7 @@ class Transactions:
                 attempt=attempt,
             )
 
-        retries = self._runtime.retries(self._patience_s, f"offsets of group {group.group} in a transaction")
+        retries = self._runtime.retries(self._patience_s, f"send_offsets of group {group.group}")
         last_look_s = self._patience_s - self._max_block_s  # for topics that do not exist, as for records
         while True:
             try:
@@ -280,16 +283,16 @@ class Transactions:
                 for partition in topic.partitions
             }
             found = {partition: codes.get(partition, ErrorCode.UNKNOWN_SERVER_ERROR) for partition in offsets}
-            errors: dict[TopicPartition, MinibrokerError] = {
-                partition: BrokerError(code, f"offset {offsets[partition].offset} of {partition}")
-                for partition, code in found.items()
-                if code is not ErrorCode.NONE
-            }
-            must_fail = any(not ERRORS[code].retriable for code in found.values() if code is not ErrorCode.NONE) or (
-                ErrorCode.UNKNOWN_TOPIC_OR_PARTITION in found.values() and retries.remaining_s <= last_look_s
-            )
-            if not errors or must_fail or not await retries.pause(next(iter(errors.values()))):
+            refused = {partition: code for partition, code in found.items() if code is not ErrorCode.NONE}
+            errors = _offset_errors(refused, offsets)
+            if not errors or any(not ERRORS[code].retriable for code in refused.values()):
                 return errors
+            has_looked = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION in refused.values() and retries.remaining_s <= last_look_s
+            if has_looked or not await retries.pause(next(iter(errors.values()))):
+                limit = "transaction_timeout_ms" if self._timeout_s > self._max_block_s else "max_block_ms"
+                limit = "max_block_ms" if has_looked else limit
+                waited_s = self._patience_s - retries.remaining_s
+                return _offset_errors(refused, offsets, f", after {waited_s:.1f} s ({limit})")
 
     # -- ending --
 
@@ -352,8 +355,9 @@ class Transactions:
     def _check_offsets_awaited(self) -> None:
         if any(getcoroutinestate(call) == CORO_CREATED for call in self._offset_calls):
             raise InvalidTransactionState(
-                f"send_offsets was called without `await`: a transaction of {self.transactional_id!r} was aborted, "
-                "since its records would be committed without the offsets. Write `await transaction.send_offsets(...)`"
+                f"send_offsets was called without `await`: a transaction of {shown(self.transactional_id)} was "
+                "aborted, since its records would be committed without the offsets. Write `await "
+                "transaction.send_offsets(...)`"
             )
 
     async def abort(self, error: BaseException) -> None:
@@ -495,20 +499,30 @@ class Transactions:
         if states.result.outcome is Outcome.UNKNOWN:
             trouble = "the producer was closed" if self._trouble is None else str(self._trouble)
             return CommitOutcomeUnknown(self.transactional_id, self._patience_s, trouble)
-        what = states.cause_at
-        if states.cause is not None:
-            what = f"{states.cause_at} has failed: {states.cause}"
-            if may_have_timed_out(states.cause) and self._failed_at - self._begun_at >= self._timeout_s:
-                # Not the broker's text, which names other causes.
-                code = f" ({states.cause.code.name})" if isinstance(states.cause, BrokerError) else ""
-                limit = f"transaction_timeout_ms={self._timeout_s * 1_000:g}"
-                what = (
-                    f"it was open for longer than {limit}, so its coordinator aborted it, and then {states.cause_at} "
-                )
-                what += f"has failed{code}. Keep transactions shorter, or raise transaction_timeout_ms"
-            elif may_have_timed_out(states.cause):
-                what += f" (perhaps its coordinator has aborted it: transaction_timeout_ms={self._timeout_s * 1_000:g})"
-        return TransactionAborted(self.transactional_id, what, states.cause)
+        what, cause = states.cause_at, states.cause
+        limit = f"transaction_timeout_ms={self._timeout_s * 1_000:g}"
+        if cause is not None and may_have_timed_out(cause) and self._failed_at - self._begun_at >= self._timeout_s:
+            # Not the broker's text, which names other causes.
+            code = f" ({cause.code.name})" if isinstance(cause, BrokerError) else ""
+            aborted = f"it was open for longer than {limit}, so its coordinator aborted it"
+            remedy = "Keep transactions shorter, or raise transaction_timeout_ms"
+            what = f"{aborted}, and then {what} has failed{code}. {remedy}"
+            if isinstance(cause, BrokerError):
+                cause = BrokerError(cause.code, f"{aborted}. {remedy}", is_complete=True)
+        elif cause is not None:
+            what = f"{what} has failed: {cause}"
+            if may_have_timed_out(cause):
+                what += f" (perhaps its coordinator has aborted it: {limit})"
+        return TransactionAborted(self.transactional_id, what, cause)
+
+
+def _offset_errors(
+    refused: Mapping[TopicPartition, ErrorCode], offsets: Mapping[TopicPartition, OffsetAndMetadata], after: str = ""
+) -> dict[TopicPartition, MinibrokerError]:
+    return {
+        partition: BrokerError(code, f"offset {offsets[partition].offset} of {partition}{after}")
+        for partition, code in refused.items()
+    }
 
 
 def _code_of(response: m.InitProducerIdResponse | t.EndTxnResponse) -> int:

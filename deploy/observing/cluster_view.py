@@ -29,7 +29,7 @@ from minibroker.protocol.apis import (
     METADATA,
     Api,
 )
-from minibroker.protocol.errors import ErrorCode, MinibrokerError
+from minibroker.protocol.errors import ErrorCode, MinibrokerError, error_of
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
     MAX_TOPICS,
@@ -284,8 +284,10 @@ async def has_transactional_id(
     """As `has_group`, for the transactional id of a producer."""
     request = DescribeTransactionsRequest([transactional_id])
     answer = await _ask(view.access, view.brokers[coordinator], DESCRIBE_TRANSACTIONS, request, timeout_s)
-    code = None if answer is None else answer.transaction_states[0].error_code
-    return {ErrorCode.NONE.value: True, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND.value: False}.get(code)
+    if answer is None:
+        return None
+    exists = {ErrorCode.NONE: True, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: False}
+    return exists.get(error_of(answer.transaction_states[0].error_code))
 
 
 async def ask_groups(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> list[str]:

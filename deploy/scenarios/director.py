@@ -341,6 +341,8 @@ class _Play:
                 members = resolve(action.who(), picture, stage.broker_ids, self._names)
                 if "other" in action.words:
                     members += resolve(action.who("other"), picture, stage.broker_ids, self._names)
+                    if members[0] == members[1]:
+                        raise NoSuchMember(f"both are {name_of(members[0])} now, which cannot be cut from itself")
             by_id = action.words.get("who", "").isdecimal()
             shown = f" ({', '.join(map(name_of, members))})" if members and not by_id else ""
             self._happens(f"{action.text}{shown}")

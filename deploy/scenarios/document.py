@@ -80,8 +80,10 @@ def read_document(text: str, name: str) -> Document:
     except tomllib.TOMLDecodeError as error:
         line = re.search(r"at line (\d+)", str(error))
         number = line[1] if line else str(text.count("\n") + 1)
+        said = re.sub(r" \(at line \d+, (column \d+)\)$", r", in \1", str(error))
+        said = re.sub(r" \((at end of document)\)$", r", \1", said)
         raise ScenarioError(
-            f'{name}:{number}: not TOML: {error}; values are written as name = "text", name = 3 or name = true'
+            f'{name}:{number}: not TOML: {said}; values are written as name = "text", name = 3 or name = true'
         ) from None
     return Document(name, content, lines_of(text))
 
@@ -143,15 +145,24 @@ class Table:
     def choice(self, name: str, default: str, choices: Collection[str]) -> str:
         value = self._take(name, default, "")
         if value not in choices:
-            raise self.error(name, f"give one of {', '.join(choices)}{_meant(str(value), choices)}")
+            # In quotes, so that the text "1" is seen to differ from the number.
+            quoted = {_shown(choice): choice for choice in choices}
+            raise self.error(name, f"give one of {', '.join(quoted)}{meant(_shown(str(value)), quoted)}")
         return str(value)
 
-    def settings(self, name: str) -> dict[str, str]:
-        """Return a table of settings by Kafka's names; numbers and booleans become texts."""
+    def settings(self, name: str, check: Callable[[dict[str, str]], object]) -> dict[str, str]:
+        """Return a table of settings by Kafka's names; numbers and booleans become texts. `check` raises a ValueError
+        that names the setting which is wrong."""
         value = self._take(name, {}, "")
         if not isinstance(value, dict) or any(isinstance(one, dict | list) for one in value.values()):
             raise self.error(name, f'give settings by name, as in {name} = {{ "min.insync.replicas" = 2 }}')
-        return {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in value.items()}
+        texts = {key: str(one).lower() if isinstance(one, bool) else str(one) for key, one in value.items()}
+        try:
+            check(texts)
+        except ValueError as error:
+            wrong = max((key for key in texts if key in str(error)), key=len, default="")
+            raise self.document.error((*self.path, name, wrong), str(error)) from None
+        return texts
 
     def table(self, name: str) -> Table:
         return Table(self.document, (*self.path, name), self._take(name, {}, ""), name)
@@ -170,8 +181,8 @@ class Table:
         """Raises ScenarioError if a name is left that means nothing here."""
         for name in self._content:
             if name not in self._known:
-                meant = _meant(name, self._known)
-                raise self.error(name, f"{self.what} has no {name}{meant or '; it has ' + ', '.join(self._known)}")
+                hint = meant(name, self._known) or f"; it has {', '.join(self._known)}"
+                raise self.error(name, f"{self.what} has no {name}{hint}")
 
     def _take(self, name: str, default: object, rule: str) -> Any:
         self.known(name)
@@ -185,6 +196,7 @@ def _shown(value: object) -> str:
     return f'"{value}"' if isinstance(value, str) else str(value).lower() if isinstance(value, bool) else str(value)
 
 
-def _meant(text: str, known: Iterable[str]) -> str:
+def meant(text: str, known: Iterable[str]) -> str:
+    """Return a hint to the similar name, or nothing."""
     close = difflib.get_close_matches(text, list(known), 1)
     return f"; did you mean {close[0]}?" if close else ""

@@ -168,7 +168,7 @@ async def _consume(client: Client, member: str, place: Surroundings, ledger: Led
         group=group,
         listener=None if group is None else _Ownership(ledger, group, member),
         isolation_level="read_committed" if client.read_committed else "read_uncommitted",
-        session_timeout_ms=client.session_timeout_s * 1_000,
+        session_timeout_ms=round(client.session_timeout_s * 1_000),
         heartbeat_interval_ms=client.session_timeout_s * 1_000 / 6,
         client_id=member,
         world=place.world,
@@ -209,7 +209,7 @@ async def _process(client: Client, place: Surroundings, ledger: Ledger) -> None:
         process=process,
         client_id=client.name,
         commit_interval_ms=_COMMIT_EVERY_S * 1_000,
-        consumer_settings={"session_timeout_ms": client.session_timeout_s * 1_000},
+        consumer_settings={"session_timeout_ms": round(client.session_timeout_s * 1_000)},
         world=place.world,
     )
     async with processor:

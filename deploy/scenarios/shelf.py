@@ -5,7 +5,8 @@ from __future__ import annotations
 from pathlib import Path
 
 from minibroker.deploy.scenarios.document import ScenarioError
-from minibroker.deploy.scenarios.model import Scenario, read_scenario
+from minibroker.deploy.scenarios.model import Scenario
+from minibroker.deploy.scenarios.reading import read_scenario
 
 LIBRARY = Path(__file__).parent / "library"
 

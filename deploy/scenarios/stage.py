@@ -16,19 +16,12 @@ from minibroker.deploy.local.who import (
     ZooKeeperServer,
 )
 from minibroker.deploy.scenarios.ledger import Ledger
-from minibroker.deploy.scenarios.model import Client, Scenario
+from minibroker.deploy.scenarios.model import SETTINGS, Client, Scenario
 from minibroker.deploy.scenarios.words import Action, Bystander, Event, FollowerOf, Named, Target
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.world import World
 
 T = TypeVar("T")
-
-SETTINGS = {
-    "offsets.topic.num.partitions": "1",
-    "transaction.state.log.num.partitions": "1",
-    "group.initial.rebalance.delay.ms": "0",
-}
-"""Settings of every cluster, unless the file has others: few internal partitions, and groups that form at once."""
 
 
 class State(NamedTuple):

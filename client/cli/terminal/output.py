@@ -42,6 +42,8 @@ UNHEALTHY = 4
 INTERRUPTED = 130
 BROKEN_PIPE = 141
 TERMINATED = 143
+LONGEST_NAME = 100
+"""The most characters of a name that `shortened` leaves."""
 
 # Typer contains Click since about 0.20 and depended on it before; this finds the class in both cases.
 _UsageError: type[Exception] = typer.BadParameter.__bases__[0]
@@ -221,6 +223,11 @@ def _cell(value: object) -> str:
     if isinstance(value, list | tuple):
         return printable(",".join(str(item) for item in value)) or "-"
     return printable(str(value))
+
+
+def shortened(name: str) -> str:
+    """Return a name for a column of a table: one of 30,000 characters would pad every row. JSON has it in full."""
+    return name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}... ({len(name):,} characters)"
 
 
 def note(text: str) -> None:

@@ -16,7 +16,7 @@ from minibroker.deploy.local.who import AllBrokers, BrokerId
 from minibroker.deploy.scenarios import shelf
 from minibroker.deploy.scenarios.export import exported
 from minibroker.deploy.scenarios.live import play_live
-from minibroker.deploy.scenarios.model import read_scenario
+from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.record import record
 from minibroker.deploy.scenarios.report import report
 

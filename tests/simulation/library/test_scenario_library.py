@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minibroker.deploy.scenarios import shelf
-from minibroker.deploy.scenarios.model import read_scenario
+from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.report import report
 from minibroker.deploy.scenarios.virtual import play_virtual
 

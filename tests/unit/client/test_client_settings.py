@@ -10,7 +10,7 @@ import pytest
 
 import minibroker
 import minibroker.sync
-from minibroker import Admin, ConfigChange, ConfigResource, RebalanceListener, sync
+from minibroker import Admin, ConfigChange, ConfigResource, Processor, RebalanceListener, sync
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import FailedRecord, InvalidSetting
 from minibroker.client.fetching.records import Record
@@ -79,6 +79,7 @@ def test_a_bootstrap_of_a_wrong_type_is_refused(bootstrap: object) -> None:
         {"partitioner": "murmur2"},
         {"client_id": "x" * 250},
         {"client_id": 5},
+        {"transactional_id": "t", "transaction_timeout_ms": 1.5},
         {"transactional_id": ""},
         {"transactional_id": 5},
         {"transactional_id": "t", "acks": 1},
@@ -240,6 +241,79 @@ def test_a_short_value_is_shown_as_python_writes_it(value: object) -> None:
 def test_a_name_of_another_kafka_client_is_answered_with_the_name_here(client: Any, name: str, here: str) -> None:
     with pytest.raises(TypeError, match=rf"{client.__name__}\(\) has no argument {name}: .*{here}"):
         client(**{name: "x"})
+
+
+LONG = "é" * 32_768
+
+
+@pytest.mark.parametrize(
+    ("client", "settings", "limit"),
+    [
+        (client, settings, limit)
+        for module in (minibroker, sync)
+        for client, settings, limit in [
+            (module.Producer, {"transactional_id": LONG}, "32,767"),
+            (module.Producer, {"client_id": LONG}, "249"),
+            (module.Consumer, {"topics": ["orders"], "group": LONG}, "32,767"),
+            (module.Consumer, {"topics": [LONG]}, "249"),
+            (module.Processor, {"topics": ["orders"], "group": "g", "transactional_id": LONG, "process": id}, "32,767"),
+            (module.Processor, {"topics": ["orders"], "group": LONG, "transactional_id": "t", "process": id}, "32,767"),
+        ]
+    ],
+)
+def test_a_name_that_no_request_can_carry_is_refused_at_once_with_the_limit(
+    client: Any, settings: dict[str, object], limit: str
+) -> None:
+    with pytest.raises(InvalidSetting, match=rf"32768 characters.*(at most|the limit is) {limit}") as caught:
+        client("localhost:9092", **settings)
+    assert len(str(caught.value)) < 300
+
+
+@pytest.mark.parametrize("client", [Producer, Consumer, Admin, Processor])
+@pytest.mark.parametrize("is_blocking", [False, True])
+def test_a_mistyped_argument_is_answered_with_the_one_that_was_meant(client: Any, is_blocking: bool) -> None:
+    client = getattr(sync, client.__name__) if is_blocking else client
+    for name, hint in [("clientid", "did you mean client_id?"), ("zz", rf"help\({client.__name__}\) lists them")]:
+        with pytest.raises(TypeError, match=rf"{client.__name__}\(\) has no argument {name}: {hint}"):
+            client("localhost:9092", **{name: "x"})
+
+
+def test_the_security_arguments_count_as_known() -> None:
+    with pytest.raises(TypeError, match=r"has no argument sasl_user: did you mean sasl_plain_username\?"):
+        Producer("localhost:9092", sasl_user="anna")  # type: ignore[call-arg]
+
+
+@pytest.mark.parametrize("kind", [Processor, sync.Processor])
+@pytest.mark.parametrize(
+    ("settings", "told"),
+    [
+        ({"group": None}, "group=None: give the name of the group"),
+        ({"consumer_settings": {"fetch_max_byte": 1}}, "a Consumer has no such setting: did you mean fetch_max_bytes?"),
+        ({"producer_settings": {"zz": 1}}, r"producer_settings\['zz'\]=1: a Producer has no such setting: help"),
+        ({"consumer_settings": "fetch"}, "consumer_settings='fetch': give a dict"),
+    ],
+)
+def test_errors_of_a_processor_name_its_own_arguments(kind: Any, settings: dict[str, Any], told: str) -> None:
+    usual = {"topics": ["orders"], "group": "g", "transactional_id": "t", "process": id}
+    with pytest.raises(InvalidSetting, match=told):
+        kind("localhost:9092", **(usual | settings))
+
+
+@pytest.mark.parametrize("kind", [Producer, minibroker.sync.Producer])
+def test_what_a_transaction_lacks_is_answered_with_its_place(kind: type) -> None:
+    producer = kind("localhost:9092", transactional_id="t")
+    with pytest.raises(AttributeError, match=r"Producer has no send_offsets: call it on the transaction: "):
+        _ = producer.send_offsets
+    transaction = producer.transaction()
+    for name, hint in [("begin", "its block begins it"), ("send", "call producer.send within its block")]:
+        with pytest.raises(AttributeError, match=f"Transaction has no {name}: {hint}"):
+            getattr(transaction, name)
+
+    async def awaits() -> None:
+        await transaction
+
+    with pytest.raises(TypeError, match="a transaction is a block, and is not awaited: write `with producer"):
+        asyncio.run(awaits())
 
 
 @pytest.mark.parametrize("kind", [Producer, minibroker.sync.Producer])

@@ -35,7 +35,8 @@ OF_CONSUMER: list[tuple[Call, str]] = [
     (lambda c: c.commit(P0), rf"offsets=.*: {A_DICT}"),
     (lambda c: c.commit_nowait(5), A_DICT),
     (lambda c: c.commit({"orders": 5}), rf"'orders': {A_PARTITION}"),
-    (lambda c: c.commit({P0: "5"}), "offset='5': give a whole number"),
+    (lambda c: c.commit({P0: "5"}), "offset='5': give a whole number .*, for orders-0$"),
+    (lambda c: c.offsets_for_times({P0: -1}), "timestamp_ms=-1: give a whole number .*, for orders-0$"),
     (lambda c: c.commit({P0: OffsetAndMetadata(5, metadata=b"x")}), "metadata=b'x': give text"),  # type: ignore[arg-type]
     (lambda c: c.commit({P0: OffsetAndMetadata(5, leader_epoch="1")}), "leader_epoch='1': give a whole number"),  # type: ignore[arg-type]
     (lambda c: c.pause([P0]), rf"partition=\[.*\]: {A_PARTITION}, not a list: put \* before it"),
@@ -172,6 +173,8 @@ async def test_arguments_of_an_admin() -> None:
         (lambda a: a.alter_group_offsets("billing", {P0: OffsetAndMetadata(5, metadata=b"x")}), "metadata=b'x'"),  # type: ignore[arg-type]
         (lambda a: a.list_offsets([P0]), A_DICT),
         (lambda a: a.delete_records(P0), A_DICT),
+        (lambda a: a.delete_records({P0: -2}), "offset=-2: give a whole number .*, for orders-0$"),
+        (lambda a: a.create_topics([NewTopic("orders", 0)]), "partitions=0: give a whole number .*, for orders$"),
         (lambda a: a.create_topic(5), "name=5: a name is a str"),
         (lambda a: a.create_topics([NewTopic(b"orders")]), "name=b'orders': a name is a str"),  # type: ignore[arg-type]
     ]

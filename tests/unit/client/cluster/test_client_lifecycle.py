@@ -65,7 +65,7 @@ async def test_a_client_says_in_which_state_it_is_where_it_cannot_be_used(
         await use(client)
     async with client:
         await use(client)
-    with pytest.raises(Closed, match="is closed: by `close`, of another task perhaps"):
+    with pytest.raises(Closed, match="is closed: by `close`, of another task or thread perhaps"):
         await use(client)
     await client.close()
 

@@ -24,6 +24,15 @@ def test_with_for_an_asynchronous_client_names_async_with_and_the_blocking_modul
         pass
 
 
+def test_a_processor_names_the_other_processor() -> None:
+    settings: dict[str, Any] = {"topics": ["orders"], "group": "g", "transactional_id": "t", "process": id}
+    misused: Any = minibroker.Processor("localhost:9", **settings)
+    with pytest.raises(TypeError, match=r"use Processor of minibroker\.sync"), misused:
+        pass
+    with pytest.raises(TypeError, match=r"use Processor of minibroker$"):
+        asyncio.run(enter(minibroker.sync.Processor("localhost:9", **settings)))
+
+
 @pytest.mark.parametrize("kind", [minibroker.sync.Producer, minibroker.sync.Consumer, minibroker.sync.Admin])
 def test_async_with_for_a_blocking_client_names_with(kind: Any) -> None:
     with pytest.raises(TypeError, match=rf"{kind.__name__} is blocking: write `with`"):

@@ -107,6 +107,18 @@ async def test_transactional_ids_are_listed_by_state_and_producer(
     assert "give one of Empty, Ongoing, PrepareCommit" in ended.err
 
 
+@run_by(run)
+async def test_a_very_long_transactional_id_does_not_widen_the_table(
+    cluster: TransactionCluster, command: Command, /
+) -> None:
+    cluster.add_transaction("x" * 30_000, S.COMPLETE_ABORT, 10)
+    lines = (await command("list")).out.splitlines()
+    assert max(map(len, lines)) < 200
+    assert any("x" * 100 + "... (30,000 characters)  10" in line for line in lines)
+    listed = json.loads((await command("list", "--format", "json")).out)
+    assert "x" * 30_000 in [each["transactional_id"] for each in listed]
+
+
 def test_a_broker_that_does_not_answer_is_named_after_the_transactions_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

@@ -93,9 +93,17 @@ TRANSACTIONS = TopicPartition(TRANSACTIONS_TOPIC, 0)
 @pytest.mark.parametrize(
     ("who", "names", "told"),
     [
-        ("coordinator:nope", ["billing", "shop"], "there is no group 'nope', so nothing was done: give one of 'billing', "),
+        (
+            "coordinator:nope",
+            ["billing", "shop"],
+            "there is no group 'nope', so nothing was done: give one of 'billing', ",
+        ),
         ("coordinator:nope", [], "there is no group at all yet"),
-        ("transactions:nope", [f"shop-{number}" for number in range(12)], "no transactional id 'nope'.*'shop-9' and 2 more"),
+        (
+            "transactions:nope",
+            [f"shop-{number}" for number in range(12)],
+            "no transactional id 'nope'.*'shop-9' and 2 more",
+        ),
         ("transactions:nope", [], "there is no transactional id at all yet"),
     ],
 )
@@ -108,7 +116,9 @@ def test_a_group_or_id_that_does_not_exist_is_refused_and_nothing_is_signalled(
 
 
 @pytest.mark.parametrize("who", ["coordinator:billing", "transactions:shop-1"])
-@pytest.mark.parametrize(("state", "why"), [(ProcessState.PAUSED, "it is paused"), (ProcessState.RUNNING, "not answer")])
+@pytest.mark.parametrize(
+    ("state", "why"), [(ProcessState.PAUSED, "it is paused"), (ProcessState.RUNNING, "not answer")]
+)
 def test_a_coordinator_that_cannot_say_is_not_killed_but_can_be_found(
     cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch, who: str, state: ProcessState, why: str
 ) -> None:

@@ -9,7 +9,7 @@ import pytest
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.scenarios import shelf
 from minibroker.deploy.scenarios.export import exported
-from minibroker.deploy.scenarios.model import read_scenario
+from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.record import Recorded, TopicShape, shapes, verb_of, written
 from minibroker.protocol.model import TopicPartition
 

@@ -9,7 +9,8 @@ import pytest
 
 from minibroker.deploy.scenarios import shelf
 from minibroker.deploy.scenarios.document import ScenarioError, lines_of
-from minibroker.deploy.scenarios.model import Scenario, read_scenario
+from minibroker.deploy.scenarios.model import Scenario
+from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.words import (
     ACTIONS,
     EVENTS,
@@ -94,9 +95,39 @@ def test_lines_are_found_beside_texts_of_several_lines() -> None:
         ('as = "victim"', 'within = "1 s"\nas = "victim"', 17, "it limits the wait for an event"),
         ('s]]\nname = "orders"', 's]]\nname = "orders"\nreplicas = 4', 9, "replicas = 4: give a whole number from 1"),
         ('[[topics]]\nname', '[[topic]]\nname', 7, "the scenario has no topic; did you mean topics?"),
-        ('name = "shop"', 'name = "shop"\nacks = "most"', 12, 'acks = "most": give one of all, 1, 0'),
+        ('name = "shop"', 'name = "shop"\nacks = "most"', 12, 'acks = "most": give one of "all", "1", "0"'),
+        ('name = "shop"', 'name = "shop"\nacks = 1', 12, 'acks = 1: give one of "all", "1", "0"; did you mean "1"?'),
+        ('name = "shop"', 'name = "shop"\ntransaction_records = 2', 12, "it means nothing without transactional_id"),
+        ('name = "shop"', 'name = "shop"\ngroup = "g"', 12, "it means nothing without consumes: give consumes"),
+        ('name = "orders"', 'name = "orders"\nconfigs = { "min.isr" = 2 }', 9, "topic setting 'min.isr' is not known"),
+        ("[[topics]]", '[cluster]\nsettings = { "replica.lag.max" = 1 }\n[[topics]]', 8, "did you mean replica.lag"),
+        ("[[topics]]", '[cluster.settings]\n"num.io.threads" = "few"\n[[topics]]', 8, "num.io.threads='few': give"),
+        ("[[topics]]", '[cluster.settings]\n"log.dirs" = "/a"\n[[topics]]', 8, "log.dirs is set by the runner"),
+        ("kill leader:orders-0", "kill coordinator:nope", 16, "no client has the group nope; give a client group"),
+        ("kill leader:orders-0", "pause transactions:nope", 16, "no client has the transactional id nope"),
+        ("kill leader:orders-0", "kill leader:__nope-0", 16, "there is no partition __nope-0"),
+        ("kill leader:orders-0", "kill leader:__consumer_offsets-1", 16, "no partition __consumer_offsets-1"),
+        ("kill leader:orders-0", "cut 1 from 1", 16, "1 cannot be cut from itself"),
+        ("kill leader:orders-0", "cut all from 1", 16, "all cannot be cut at once"),
+        ("kill leader:orders-0", "isolate zookeeper", 16, "ZooKeeper knows only kill, stop, start, pause, resume"),
+        ("kill leader:orders-0", "start controller", 16, "is running already: give a broker id"),
+        ("kill leader:orders-0", "set order retention.ms=1", 16, "no topic order; did you mean orders?: the topics"),
+        ("kill leader:orders-0", "set orders retention.m=1", 16, "not known; did you mean retention.ms?"),
+        ("kill leader:orders-0", "set orders retention.ms=x", 16, "retention.ms='x': give"),
+        ("kill leader:orders-0", "reassign orders-0 to 1,9", 16, "there is no broker 9; the brokers are 1 to 3"),
+        ("kill leader:orders-0", "reassign orders-0 to 1,1", 16, "broker 1 has one replica of a partition at most"),
+        ("kill leader:orders-0", "kill client shp", 16, "there is no client shp; did you mean shop?"),
+        ("kill leader:orders-0", "start client shop", 16, "shop is running already"),
+        ("kill leader:orders-0", "elect preferred", 17, 'as = "victim": this step hits no member'),
+        ('as = "victim"', 'as = "all"', 17, 'as = "all": a name begins with a letter'),
+        ('as = "victim"', 'as = "2"', 17, 'as = "2": a name begins with a letter'),
+        ("has 2 in its ISR", "has 4 in its ISR", 20, "has 3 replicas, so that its ISR has at most 3"),
+        ("[expect]", "[expect]\nexactly_once = true", 24, "no client processes records"),
+        ("[expect]", '[expect]\nlongest_rebalance = "1 s"', 24, "no client is in a group"),
+        ("[expect]", '[expect]\nerrors = ["NOT_ENOUGH_REPLICA"]', 24, "; did you mean NOT_ENOUGH_REPLICAS?"),
         ("[expect]", "[expect]\nlost = true\nnothing_lost = true", 24, "nothing_lost = true contradicts it"),
-        ('name = "A test"', 'name = A test', 1, "not TOML"),
+        ('name = "A test"', 'name = A test', 1, "not TOML: Invalid value, in column 8;"),
+        ("[expect]", "[expect", 23, "not TOML: "),
         ('name = "A test"', "", 1, "the scenario has no name"),
     ],
 )  # fmt: skip
