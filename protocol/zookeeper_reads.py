@@ -15,10 +15,17 @@ async def catch_up(session: ZooKeeperSession) -> None:
 
 
 async def partition_exists(session: ZooKeeperSession, topic_partition: TopicPartition) -> bool:
-    """Return whether there is a topic of that name with that partition. Raises ZooKeeperError, MalformedZnode."""
+    """Return whether there is a topic of that name with that partition, which is not to be deleted. Raises
+    ZooKeeperError, MalformedZnode."""
     await catch_up(session)
     try:
         data, _ = await session.get(znodes.topic_path(topic_partition.topic))
     except NoNode:
         return False
-    return topic_partition.partition in znodes.decode_topic(topic_partition.topic, data).partitions
+    if topic_partition.partition not in znodes.decode_topic(topic_partition.topic, data).partitions:
+        return False
+    try:
+        await session.get(znodes.delete_topic_path(topic_partition.topic))
+    except NoNode:
+        return True
+    return False

@@ -14,7 +14,6 @@ from minibroker.broker.replication.delayed import (
     Waits,
     refused_append,
 )
-from minibroker.broker.replication.late_markers import LateMarkers
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.partitions import Partitions
 from minibroker.broker.replication.questions import WAIVED, Question, needs_question
@@ -33,7 +32,7 @@ from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Buffer, DeleteRecordsPartitionResult, ProducePartitionResponse
 from minibroker.protocol.messages.transactions import ANY_START, TransactionMarker, TransactionTopic
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_EPOCH, TopicPartition
-from minibroker.protocol.records import ControlType, CorruptRecord, EndTransactionMarker, parse_header
+from minibroker.protocol.records import NO_DECISION, ControlType, CorruptRecord, EndTransactionMarker, parse_header
 from minibroker.protocol.records.header import is_transactional
 from minibroker.protocol.world import World
 
@@ -80,7 +79,6 @@ class Appender:
         self._partitions = partitions
         self._waits = waits
         self._refused_batches = RefusedBatches()
-        self._late_markers = LateMarkers()
         self._checks = world.new_executor("record checks")
         self._check_turns = asyncio.Lock()
         self.marker_listeners: list[MarkerListener] = []
@@ -238,7 +236,9 @@ class Appender:
         self, topic_partition: TopicPartition, written: TransactionMarker, by_administrator: bool
     ) -> ProduceStatus:
         marker = EndTransactionMarker(
-            ControlType.COMMIT if written.committed else ControlType.ABORT, written.coordinator_epoch
+            ControlType.COMMIT if written.committed else ControlType.ABORT,
+            written.coordinator_epoch,
+            NO_DECISION if written.raises_epoch else written.decision,
         )
         try:
             partition = self._partitions.require(topic_partition)
@@ -246,7 +246,8 @@ class Appender:
                 partition.log.check_epochs_of_open_transaction(
                     written.producer_id, written.producer_epoch, written.coordinator_epoch
                 )
-            if self._late_markers.was_appended(partition, written) or _has_ended(partition, written, by_administrator):
+            is_late = partition.log.has_marker(written.producer_id, marker)
+            if is_late or _has_ended(partition, written, by_administrator):
                 partition.require_leader(NO_EPOCH)
                 return ProduceStatus(
                     response=ProducePartitionResponse(topic_partition.partition, ErrorCode.NONE),
@@ -264,7 +265,6 @@ class Appender:
             )
         except BrokerError as error:
             return ProduceStatus(response=refused_append(topic_partition.partition, error))
-        self._late_markers.appended(partition, written, info.first_offset)
         for listener in self.marker_listeners:
             listener.marker_appended(topic_partition, written.producer_id, marker, info.next_offset)
         self._waits.readable(topic_partition)

@@ -472,6 +472,10 @@ class Log(CleanedLog):
         producer = self._producers.get(producer_id)
         return NO_OFFSET if producer is None else producer.open_since
 
+    def has_marker(self, producer_id: int, marker: EndTransactionMarker) -> bool:
+        """As `ProducerState.has_marker`."""
+        return self._producers.has_marker(producer_id, marker)
+
     def check_epochs_of_open_transaction(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
         """As `ProducerState.check_epochs_of_open_transaction`."""
         self._producers.check_epochs_of_open_transaction(producer_id, producer_epoch, coordinator_epoch)

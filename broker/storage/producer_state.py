@@ -40,7 +40,10 @@ producers must write between a batch and its repetition before that is written t
 
 Transactions: the first transactional batch of a producer opens its transaction in this log, and a marker ends it. The
 last stable offset is the first offset of the oldest transaction that is open, or whose marker is not replicated yet.
-A producer with an open transaction is never forgotten. A group coordinator commits offsets for a producer in batches
+A producer with an open transaction is never forgotten. A marker names the transaction that it ends by the number of its
+coordinator's decision, if the producer keeps its epoch from one to the next; so a marker that arrives late does not end
+the next one. Every replica remembers the last number, since the late marker may reach a leader that did not append the
+first one. (Kafka has no such number.) A group coordinator commits offsets for a producer in batches
 without sequence. Nothing but their epoch is checked, since a repetition of such a batch changes nothing.
 """
 
@@ -56,7 +59,14 @@ from typing import NamedTuple
 from crc32c import crc32c
 
 from minibroker.protocol.errors import BrokerError, ErrorCode
-from minibroker.protocol.records import MAGIC_COLUMNS, NO_SEQUENCE, BatchHeader, ControlType, EndTransactionMarker
+from minibroker.protocol.records import (
+    MAGIC_COLUMNS,
+    NO_DECISION,
+    NO_SEQUENCE,
+    BatchHeader,
+    ControlType,
+    EndTransactionMarker,
+)
 
 RETAINED_BATCHES = 5
 """The batches that a producer may have in flight (Kafka's NUM_BATCHES_TO_RETAIN)."""
@@ -80,6 +90,8 @@ _CRC_END = 6
 # producer id, epoch, last sequence, last offset, offset delta, timestamp, coordinator epoch, first offset of the
 # open transaction
 _SNAPSHOT_ENTRY = struct.Struct(">qhiqiqiq")
+# After the entries: producer id, decision. Kafka ignores what follows the entries.
+_SNAPSHOT_DECISION = struct.Struct(">qq")
 
 
 NO_COORDINATOR = -1
@@ -109,6 +121,8 @@ class Producer(NamedTuple):
     """The transaction coordinator's epoch in the last marker; NO_COORDINATOR: there was none."""
     open_since: int = NO_OFFSET
     """The offset of the open transaction's first record; NO_OFFSET: no transaction is open."""
+    decision: int = NO_DECISION
+    """The highest one that a marker of this `coordinator_epoch` has named."""
 
 
 class EndedTransaction(NamedTuple):
@@ -224,6 +238,16 @@ class ProducerState:
                 f", but this marker is of epoch {marker.coordinator_epoch}",
             )
 
+    def has_marker(self, producer_id: int, marker: EndTransactionMarker) -> bool:
+        """Whether this marker is in the log, or one of a later decision of its coordinator."""
+        producer = self._producers.get(producer_id)
+        return (
+            producer is not None
+            and marker.decision != NO_DECISION
+            and producer.coordinator_epoch == marker.coordinator_epoch
+            and producer.decision >= marker.decision
+        )
+
     def check_epochs_of_open_transaction(self, producer_id: int, producer_epoch: int, coordinator_epoch: int) -> None:
         """Check a marker that does not come from a coordinator: if the producer has a transaction open, the marker must
         have the epochs that are known here. Raises BrokerError: INVALID_PRODUCER_EPOCH,
@@ -251,14 +275,16 @@ class ProducerState:
         producer_id, epoch = header.producer_id, header.producer_epoch
         producer = self._producers.pop(producer_id, None)
         batches: tuple[ProducerBatch, ...] = ()
-        coordinator_epoch, open_since = NO_COORDINATOR, NO_OFFSET
+        coordinator_epoch, open_since, decision = NO_COORDINATOR, NO_OFFSET, NO_DECISION
         if producer is not None:
-            coordinator_epoch, open_since = producer.coordinator_epoch, producer.open_since
+            coordinator_epoch, open_since, decision = producer.coordinator_epoch, producer.open_since, producer.decision
             if producer.epoch == epoch:
                 batches = producer.batches
         last_offset = first_offset + header.last_offset_delta
         ended = None
         if marker is not None:
+            is_same_coordinator = marker.coordinator_epoch == coordinator_epoch
+            decision = max(marker.decision, decision) if is_same_coordinator else marker.decision
             coordinator_epoch = marker.coordinator_epoch
             if open_since != NO_OFFSET:
                 ended = self._end(producer_id, open_since, last_offset, marker.type is ControlType.ABORT)
@@ -269,7 +295,9 @@ class ProducerState:
                 batches = (*batches[-RETAINED_BATCHES + 1 :], batch)
             if header.is_transactional and not header.is_control and open_since == NO_OFFSET:
                 self._open[producer_id] = open_since = first_offset
-        self._producers[producer_id] = Producer(epoch, batches, now_ms, self._time_s, coordinator_epoch, open_since)
+        self._producers[producer_id] = Producer(
+            epoch, batches, now_ms, self._time_s, coordinator_epoch, open_since, decision
+        )
         if producer is None and len(self._producers) >= self._full_at:
             self.forget_oldest(MOST_PRODUCERS)
         return ended
@@ -327,9 +355,9 @@ class ProducerState:
 
     def below(self, offset: int) -> list[tuple[int, Producer]]:
         """Return the state that batches before `offset` have left, for a replica whose log begins there. Of more than
-        MOST_TOLD producers, return those that wrote last."""
+        MOST_TOLD producers, return those that wrote last. Decisions are left out: their markers may come later."""
         found = [
-            (producer_id, producer._replace(batches=batches, open_since=NO_OFFSET))
+            (producer_id, producer._replace(batches=batches, open_since=NO_OFFSET, decision=NO_DECISION))
             for producer_id, producer in self._producers.items()
             if (batches := tuple(b for b in producer.batches if b.last_offset < offset)) or not producer.batches
         ]
@@ -367,7 +395,10 @@ def _last_offset(known: tuple[int, Producer]) -> int:
 
 def encode_snapshot(captured: Iterable[tuple[int, Producer]]) -> bytes:
     entries: list[bytes] = []
-    for producer_id, (epoch, batches, last_seen_ms, _, coordinator_epoch, open_since) in captured:
+    decisions: list[bytes] = []
+    for producer_id, (epoch, batches, last_seen_ms, _, coordinator_epoch, open_since, decision) in captured:
+        if decision != NO_DECISION:
+            decisions.append(_SNAPSHOT_DECISION.pack(producer_id, decision))
         for first_sequence, last_sequence, first_offset, last_offset in batches or (_NO_BATCH,):
             delta = last_offset - first_offset
             assert first_sequence == NO_SEQUENCE or (first_sequence + delta) % _SEQUENCES == last_sequence
@@ -375,7 +406,7 @@ def encode_snapshot(captured: Iterable[tuple[int, Producer]]) -> bytes:
             entries.append(
                 _SNAPSHOT_ENTRY.pack(producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, *transaction)
             )
-    body = b"".join(entries)
+    body = b"".join(entries + decisions)
     count = struct.pack(">i", len(entries))
     return _SNAPSHOT_HEADER.pack(_SNAPSHOT_VERSION, crc32c(body, crc32c(count)), len(entries)) + body
 
@@ -390,10 +421,11 @@ def decode_snapshot(data: bytes) -> list[tuple[int, Producer]]:
     version, crc, count = _SNAPSHOT_HEADER.unpack_from(data)
     if version != _SNAPSHOT_VERSION or crc != crc32c(memoryview(data)[_CRC_END:]):
         raise InvalidSnapshot(f"version {version}, or the CRC does not match")
-    if len(data) != _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size:
+    entries_end = _SNAPSHOT_HEADER.size + count * _SNAPSHOT_ENTRY.size
+    if count < 0 or len(data) < entries_end or (len(data) - entries_end) % _SNAPSHOT_DECISION.size:
         raise InvalidSnapshot(f"{count} entries in {len(data)} bytes")
     producers: dict[int, Producer] = {}
-    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEADER.size :]):
+    for fields in _SNAPSHOT_ENTRY.iter_unpack(memoryview(data)[_SNAPSHOT_HEADER.size : entries_end]):
         producer_id, epoch, last_sequence, last_offset, delta, last_seen_ms, coordinator_epoch, open_since = fields
         known = producers.get(producer_id)
         batches = known.batches if known is not None and known.epoch == epoch else ()
@@ -402,4 +434,8 @@ def decode_snapshot(data: bytes) -> list[tuple[int, Producer]]:
             batches = (*batches, ProducerBatch(first_sequence, last_sequence, last_offset - delta, last_offset))
         kept = batches[-RETAINED_BATCHES:]
         producers[producer_id] = Producer(epoch, kept, last_seen_ms, 0.0, coordinator_epoch, open_since)
+    for producer_id, decision in _SNAPSHOT_DECISION.iter_unpack(memoryview(data)[entries_end:]):
+        if producer_id not in producers:
+            raise InvalidSnapshot(f"a decision of producer {producer_id}, which has no entry")
+        producers[producer_id] = producers[producer_id]._replace(decision=decision)
     return list(producers.items())

@@ -103,7 +103,7 @@ class MarkerSender:
 
     async def _settle_deleted(self, ended: _Ended, partitions: Sequence[TopicPartition]) -> None:
         """Settle the partitions that are gone, and try the others again. Only ZooKeeper knows: this broker may not have
-        heard of a partition that is younger than its metadata."""
+        heard of a partition that is younger than its metadata. A topic whose deletion waits for a broker is gone."""
         left = []
         for topic_partition in partitions:
             try:

@@ -30,6 +30,7 @@ from minibroker.protocol.records.body import (
     Header,
 )
 from minibroker.protocol.records.control import (
+    NO_DECISION,
     ControlType,
     EndTransactionMarker,
     decode_control_batch,
@@ -88,6 +89,7 @@ __all__ = [
     "MAX_RECORDS",
     "MAX_STORED_BODY_BYTES",
     "MAX_TIMESTAMP_MS",
+    "NO_DECISION",
     "NO_LEADER_EPOCH",
     "NO_PRODUCER_EPOCH",
     "NO_PRODUCER_ID",

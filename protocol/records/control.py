@@ -20,6 +20,9 @@ from minibroker.protocol.records.varint import encode_records
 
 _KEY = struct.Struct(">hh")  # version, type
 _VALUE = struct.Struct(">hi")  # version, coordinator epoch
+_DECISION = struct.Struct(">q")  # of minibroker alone; readers of Kafka's skip what follows its fields
+
+NO_DECISION = -1
 
 
 class ControlType(IntEnum):
@@ -34,6 +37,8 @@ class EndTransactionMarker(NamedTuple):
 
     type: ControlType
     coordinator_epoch: int
+    decision: int = NO_DECISION
+    """As in TransactionMarker, of a producer that keeps its epoch."""
 
 
 def encode_control_batch(
@@ -48,6 +53,8 @@ def encode_control_batch(
     """Encode the batch that ends a producer's transaction in one partition: transactional, control, one record."""
     key = _KEY.pack(0, marker.type)
     value = _VALUE.pack(0, marker.coordinator_epoch)
+    if marker.decision != NO_DECISION:
+        value += _DECISION.pack(marker.decision)
     return write_header(
         encode_records(1, None, None, [key], [value], None),
         BatchHeader(
@@ -79,7 +86,9 @@ def decode_control_batch(buffer: Buffer, header: BatchHeader | None = None, posi
     try:
         # Later versions add fields at the end.
         _, number = _KEY.unpack_from(key)
-        _, coordinator_epoch = _VALUE.unpack_from(value)
-        return EndTransactionMarker(ControlType(number), coordinator_epoch)
+        version, coordinator_epoch = _VALUE.unpack_from(value)
+        has_decision = version == 0 and len(value) == _VALUE.size + _DECISION.size
+        decision = _DECISION.unpack_from(value, _VALUE.size)[0] if has_decision else NO_DECISION
+        return EndTransactionMarker(ControlType(number), coordinator_epoch, decision)
     except (struct.error, ValueError) as error:
         raise CorruptRecord(f"not an end of transaction: {error}") from error

@@ -681,6 +681,10 @@ def test_a_control_batch_carries_its_marker(kind: ControlType) -> None:
     decoded = decode_batch(batch)
     assert decoded.keys == [struct.pack(">hh", 0, kind)]
     assert decoded.values == [struct.pack(">hi", 0, 12)]
+    decided = marker._replace(decision=1 << 40)
+    batch = encode_control_batch(decided, timestamp=NOW, producer_id=3, producer_epoch=2)
+    assert decode_control_batch(batch) == decided
+    assert decode_batch(batch).values == [struct.pack(">hiq", 0, 12, 1 << 40)], "Kafka's clients skip the last field"
 
 
 @pytest.mark.parametrize(

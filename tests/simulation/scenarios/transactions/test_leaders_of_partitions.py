@@ -3,23 +3,27 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
+from collections.abc import Awaitable, Callable, Iterator
 from typing import Any
 
 import pytest
 
+from minibroker.broker.cluster.peers import Peers
 from minibroker.broker.replication.partition import Partition
+from minibroker.client.admin import Admin
 from minibroker.deploy.simulator.cluster import VirtualCluster
 from minibroker.deploy.simulator.world import VirtualWorld
-from minibroker.protocol import apis
+from minibroker.protocol import apis, znodes
 from minibroker.protocol import messages as m
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import OFFSETS_TOPIC, TopicPartition
 from minibroker.protocol.records import READ_COMMITTED, READ_UNCOMMITTED, iterate_batches
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of
-from tests.simulation.scenarios.transactions.raw_transactions import NOT_NOW, RETRY_S, RawProducer
+from tests.simulation.scenarios.transactions.raw_transactions import NOT_NOW, RETRY_S, RawProducer, codes_of
 from tests.simulation.scenarios.transactions.test_coordinator import P0, P1, with_topic
 
 E = ErrorCode
@@ -93,6 +97,69 @@ async def test_a_batch_that_comes_a_transaction_late_is_refused(
     await stable(cluster, *BOTH)
     assert await fetch(producer, P0, READ_UNCOMMITTED) == ([0, 2], 0)
     assert await fetch(producer, P1, READ_UNCOMMITTED) == ([], 0)
+
+
+@run_by(with_topic)
+async def test_a_marker_that_comes_late_to_a_leader_that_was_replaced_does_not_end_the_next_transaction(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    """Its client keeps the epoch. The next leader has ended the transaction that the marker is for, and has gone."""
+    producer = RawProducer(cluster, world, raises_epoch=False)
+    await producer.init()
+    await producer.add(P0)
+    assert await producer.send(P0, b"first") is E.NONE
+    first = cluster.state(P0).leader
+    second = next(broker_id for broker_id in cluster.state(P0).isr if broker_id != first)
+    with held(first) as late:
+        assert await producer.end() is E.NONE
+        await cluster.until(lambda: bool(late))
+        await lead(cluster, world, P0, second)
+    await stable(cluster, P0)
+    await lead(cluster, world, P0, first)
+    await producer.add(P0)
+    assert await producer.send(P0, b"half") is E.NONE
+    before = leader_of(cluster, P0).log.log_end_offset
+    for request in late:
+        assert codes_of((await request()).markers[0]) == {0}
+    assert leader_of(cluster, P0).log.log_end_offset == before
+    assert await producer.end(committed=False) is E.NONE
+    await stable(cluster, P0)
+    assert await fetch(producer, P0, READ_COMMITTED) == ([0, 2], 1)
+
+
+@contextlib.contextmanager
+def held(broker_id: int) -> Iterator[list[Callable[[], Awaitable[t.WriteTxnMarkersResponse]]]]:
+    """Markers for this broker are lost until the end of the block. The list delivers them after all."""
+    late: list[Callable[[], Awaitable[t.WriteTxnMarkersResponse]]] = []
+    with pytest.MonkeyPatch.context() as patch:
+        request = Peers.request
+
+        async def hold(self: Peers, to: int, api: Any, body: Any, **rest: Any) -> Any:
+            if to != broker_id or api is not apis.WRITE_TXN_MARKERS:
+                return await request(self, to, api, body, **rest)
+            late.append(lambda: request(self, to, api, body, **rest))
+            raise NetworkError("the marker is under way")
+
+        patch.setattr(Peers, "request", hold)
+        yield late
+
+
+async def lead(cluster: VirtualCluster, world: VirtualWorld, topic_partition: TopicPartition, broker_id: int) -> None:
+    """Make the broker lead the partition."""
+    topic, index = topic_partition
+    zookeeper = cluster.simulation.zookeeper
+
+    def preferred() -> int:
+        return znodes.decode_topic(topic, zookeeper.data(znodes.topic_path(topic))).partitions[index][0]
+
+    order = [broker_id, *(other for other in cluster.broker_ids if other != broker_id)]
+    async with Admin(cluster.bootstrap, world=world) as admin:
+        await admin.alter_partition_reassignments({topic_partition: order})
+        await cluster.until(lambda: preferred() == broker_id)
+        await admin.elect_leaders("preferred", [topic_partition])
+    await cluster.until(
+        lambda: cluster.state(topic_partition).leader == broker_id and leader_of(cluster, topic_partition).is_leader
+    )
 
 
 @run_by(with_topic)

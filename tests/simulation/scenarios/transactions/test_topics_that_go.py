@@ -51,6 +51,27 @@ def test_a_transaction_ends_although_its_topic_was_deleted_or_recreated(
     run_scenario(scenario)
 
 
+def test_a_transaction_ends_although_the_deletion_of_its_topic_waits_for_a_dead_broker() -> None:
+    async def scenario(s: Scenario) -> None:
+        producer = RawProducer(s.cluster, s.world)
+        assert await producer.init() is ErrorCode.NONE
+        assert await producer.send(P, b"x") is ErrorCode.NONE
+        coordinator = s.cluster.state(producer.coordinator_partition(1)).leader
+        [dead, *_] = {*s.cluster.broker_ids} - {coordinator, *s.cluster.active_controllers()}
+        s.cluster.kill_broker(dead)
+        await s.cluster.until(lambda: dead not in s.cluster.state(P).isr)
+        async with Admin(s.cluster.bootstrap, world=s.world) as admin:
+            deleting = asyncio.ensure_future(admin.delete_topic(TOPIC))
+            await s.cluster.until(lambda: not knows(s.cluster, coordinator, P))
+            assert await producer.end() is ErrorCode.NONE
+            await producer.until_state("CompleteCommit")
+            assert s.cluster.simulation.zookeeper.names(znodes.DELETE_TOPICS) == [TOPIC]
+            await s.cluster.start_broker(dead)
+            await deleting
+
+    run_scenario(scenario)
+
+
 def test_a_topic_that_the_next_coordinator_has_not_heard_of_is_not_deleted() -> None:
     """It was cut off from the controller while the topic was created. The transaction would be complete without its
     marker, and the partition would never be stable."""

@@ -12,7 +12,7 @@ from minibroker.broker.storage.log_config import LogConfig
 from minibroker.broker.storage.segment import file_name
 from minibroker.broker.storage.snapshots import SNAPSHOT_SUFFIX
 from minibroker.protocol.errors import BrokerError
-from minibroker.protocol.records import ControlType
+from minibroker.protocol.records import NO_DECISION, ControlType, EndTransactionMarker
 from tests.storage_support import NOW, StorageHost, StorageWorld, batch, open_log
 from tests.unit.broker.storage.test_storage_transactions import EPOCH, end, send, stable
 
@@ -34,6 +34,31 @@ async def test_a_transaction_whose_records_are_cut_is_not_open_any_more(tmp_path
     log.append_as_leader(batch(5), EPOCH, NOW)
     assert stable(log) == (1 if is_open_before else log.log_end_offset)
     await log.close()
+
+
+async def test_the_decision_of_a_marker_is_known_again_after_a_truncation_or_a_restart_unless_it_was_cut(
+    tmp_path: Path,
+) -> None:
+    """A log that knows less appends a late marker; one that knows more never ends a transaction."""
+    log = open_log(f"{tmp_path}/orders-0").log
+    log.append_marker(7, 0, marker(10), EPOCH, NOW)
+    offset = log.log_end_offset
+    log.append_marker(7, 0, marker(12), EPOCH, NOW)
+    known = {decision: log.has_marker(7, marker(decision)) for decision in (10, 11, 12, 13, NO_DECISION)}
+    assert known == {10: True, 11: True, 12: True, 13: False, NO_DECISION: False}
+    assert not log.has_marker(7, marker(10, coordinator_epoch=2))
+    log.truncate_to(offset)
+    assert [log.has_marker(7, marker(decision)) for decision in (10, 11)] == [True, False]
+    await log.close()
+    log = open_log(f"{tmp_path}/orders-0").log
+    assert [log.has_marker(7, marker(decision)) for decision in (10, 11)] == [True, False]
+    log.append_marker(7, 0, marker(3, coordinator_epoch=2), EPOCH, NOW)
+    assert [log.has_marker(7, marker(decision, coordinator_epoch=2)) for decision in (3, 4)] == [True, False]
+    await log.close()
+
+
+def marker(decision: int, coordinator_epoch: int = 1) -> EndTransactionMarker:
+    return EndTransactionMarker(ControlType.COMMIT, coordinator_epoch, decision)
 
 
 async def test_nothing_is_stable_that_is_not_replicated(tmp_path: Path) -> None:
