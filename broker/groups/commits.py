@@ -144,8 +144,10 @@ class OffsetCommits:
         topic_id: str,
         asked: g.OffsetCommitPartition | TxnOffsetCommitPartition,
         now_ms: int,
+        producer_id: int | None = None,
     ) -> tuple[OffsetValue, ErrorCode]:
-        """Return the value to store for one partition of a commit, and the error why it is rejected, or NONE."""
+        """Return the value to store for one partition of a commit, and the error why it is rejected, or NONE.
+        `producer_id`: of the transaction that commits."""
         value = OffsetValue(
             asked.committed_offset,
             asked.committed_leader_epoch,
@@ -153,9 +155,11 @@ class OffsetCommits:
             now_ms,
             topic_id or self._metadata.topic_id(topic_partition.topic) or "",
         )
-        return value, self._why_not_this(group, topic_partition, value)
+        return value, self._why_not_this(group, topic_partition, value, producer_id)
 
-    def _why_not_this(self, group: Group, topic_partition: TopicPartition, value: OffsetValue) -> ErrorCode:
+    def _why_not_this(
+        self, group: Group, topic_partition: TopicPartition, value: OffsetValue, producer_id: int | None
+    ) -> ErrorCode:
         if _java_length(value.metadata) > self._config.offset_metadata_max_bytes:
             return _E.OFFSET_METADATA_TOO_LARGE
         if len(value.metadata) > LONG_METADATA and not self.room.add(len(value.metadata)):
@@ -164,8 +168,9 @@ class OffsetCommits:
             return _E.UNKNOWN_TOPIC_OR_PARTITION
         if value.topic_id != self._metadata.topic_id(topic_partition.topic):
             return _E.INCONSISTENT_TOPIC_ID
-        size = OFFSET_BYTES + len(value.metadata)
-        if not (group.offsets.knows(topic_partition) or self._terms.kept.add(size)):
+        replaced = group.offsets.replaced_metadata(topic_partition, producer_id)
+        growth = len(value.metadata) + (OFFSET_BYTES if replaced is None else -replaced)
+        if growth > 0 and not self._terms.kept.add(growth):
             return _E.POLICY_VIOLATION
         return _E.NONE
 

@@ -46,7 +46,8 @@ class GroupOffsets:
         self._in_doubt: dict[TopicPartition, None] = {}
         """Partitions whose records may be in the log without being known here."""
         self._of_transactions: dict[int, dict[TopicPartition, list[_OfTransaction]]] = {}
-        """The records of transactions without a replicated marker by producer id and partition, in log order."""
+        """The records of transactions without a replicated marker by producer id and partition, in log order: the last
+        one of each transaction."""
 
         self._metadata_length = 0
         """Characters of the metadata of the committed offsets."""
@@ -57,11 +58,19 @@ class GroupOffsets:
     @property
     def in_all(self) -> int:
         """The number of offsets that are kept: committed, being written, and of transactions."""
-        return len(self._committed) + len(self._pending) + sum(map(len, self._of_transactions.values()))
+        of_transactions = sum(len(records) for of in self._of_transactions.values() for records in of.values())
+        return len(self._committed) + len(self._pending) + of_transactions
 
-    def knows(self, topic_partition: TopicPartition) -> bool:
-        """Return whether an offset of this partition is committed or being written."""
-        return topic_partition in self._committed or topic_partition in self._pending
+    def replaced_metadata(self, topic_partition: TopicPartition, producer_id: int | None) -> int | None:
+        """Return the characters of the metadata that a commit of this partition would replace, about. None: it would
+        replace nothing. `producer_id`: of the transaction that commits."""
+        if producer_id is not None:
+            records = self._of_transactions.get(producer_id, {}).get(topic_partition)
+            return len(records[-1].value.metadata) if records else None
+        committed = self._committed.get(topic_partition)
+        if committed is not None:
+            return len(committed.value.metadata)
+        return 0 if topic_partition in self._pending else None
 
     @property
     def metadata_length(self) -> int:
@@ -151,11 +160,20 @@ class GroupOffsets:
         return producer_id in self._of_transactions
 
     def add_of_transaction(
-        self, producer_id: int, topic_partition: TopicPartition, value: OffsetValue, log_offset: int
+        self,
+        producer_id: int,
+        topic_partition: TopicPartition,
+        value: OffsetValue,
+        log_offset: int,
+        *,
+        began_after: int = -1,
     ) -> None:
-        """A record of the producer's open transaction is in the log. Call this in log order."""
-        of_producer = self._of_transactions.setdefault(producer_id, {})
-        of_producer.setdefault(topic_partition, []).append(_OfTransaction(log_offset, value))
+        """A record of the producer's open transaction is in the log. Call this in log order. `began_after`: the offset
+        of the marker before the transaction; -1: that is replicated."""
+        records = self._of_transactions.setdefault(producer_id, {}).setdefault(topic_partition, [])
+        if records and records[-1].log_offset > began_after:
+            records.pop()
+        records.append(_OfTransaction(log_offset, value))
 
     def end_transaction(self, producer_id: int, marker_offset: int, *, is_committed: bool, now_s: float) -> None:
         """The marker at this offset is replicated. Records after it belong to the producer's next transaction."""

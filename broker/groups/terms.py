@@ -55,6 +55,8 @@ class GroupTerm(Term):
         self.attempts = LatestAttempts(leading_since_epoch)
         self._in_transactions: dict[int, set[str]] = {}
         """The ids of groups with offsets in an open transaction, by producer id."""
+        self._unreplicated_markers: dict[int, int] = {}
+        """The offset of the last marker of each producer that may not be replicated yet."""
 
     @property
     def size(self) -> int:
@@ -79,11 +81,19 @@ class GroupTerm(Term):
         self, producer_id: int, group: Group, topic_partition: TopicPartition, value: OffsetValue, log_offset: int
     ) -> None:
         """A record of the producer's open transaction is in the log. Call this in log order."""
-        group.offsets.add_of_transaction(producer_id, topic_partition, value, log_offset)
+        began_after = self._unreplicated_markers.get(producer_id, -1)
+        group.offsets.add_of_transaction(producer_id, topic_partition, value, log_offset, began_after=began_after)
         self._in_transactions.setdefault(producer_id, set()).add(group.group_id)
+
+    def marker_appended(self, producer_id: int, marker_offset: int) -> None:
+        """The marker at this offset is in the log. `end_transaction` follows once it is replicated."""
+        if producer_id in self._in_transactions:
+            self._unreplicated_markers[producer_id] = marker_offset
 
     def end_transaction(self, producer_id: int, marker_offset: int, *, is_committed: bool, now_s: float) -> None:
         """The marker at this offset is replicated."""
+        if self._unreplicated_markers.get(producer_id) == marker_offset:
+            del self._unreplicated_markers[producer_id]
         for group_id in self._in_transactions.pop(producer_id, ()):
             group = self.groups.get(group_id)
             if group is None:
@@ -151,6 +161,7 @@ class GroupTerms(Terms[GroupTerm]):
         if term is None:
             return
         is_committed = marker.type is ControlType.COMMIT
+        term.marker_appended(producer_id, end_offset - 1)
 
         def replicated() -> None:
             term.end_transaction(producer_id, end_offset - 1, is_committed=is_committed, now_s=self.now_s)
@@ -197,8 +208,8 @@ class _Loading(Loading):
         self._groups: dict[str, tuple[bytes, int, int]] = {}
         """The encoded group, its offset and its leader epoch, by group id."""
         self._offsets: dict[str, dict[TopicPartition, tuple[bytes | None, int]]] = {}
-        self._open: dict[int, list[_OfTransaction]] = {}
-        """The records of transactions without a marker by producer id, in log order."""
+        self._open: dict[int, dict[tuple[str, TopicPartition], _OfTransaction]] = {}
+        """The last records of transactions without a marker by producer id."""
 
     def add(self, batch: DecodedBatch) -> None:
         if batch.keys is None:
@@ -215,7 +226,7 @@ class _Loading(Loading):
         if isinstance(key, OffsetKey):
             record = _OfTransaction(key.group_id, TopicPartition(key.topic, key.partition), value, offset)
             if header.is_transactional:
-                self._open.setdefault(header.producer_id, []).append(record)
+                self._open.setdefault(header.producer_id, {})[record.group_id, record.topic_partition] = record
             else:
                 self._apply(record)
         elif isinstance(key, GroupKey):
@@ -225,9 +236,9 @@ class _Loading(Loading):
                 self._groups[key.group_id] = (value, offset, header.partition_leader_epoch)
 
     def add_control(self, header: BatchHeader, marker: EndTransactionMarker) -> None:
-        records = self._open.pop(header.producer_id, [])
+        records = self._open.pop(header.producer_id, {})
         if marker.type is ControlType.COMMIT:
-            for record in records:
+            for record in records.values():
                 self._apply(record)
 
     def _apply(self, record: _OfTransaction) -> None:
@@ -256,7 +267,7 @@ class _Loading(Loading):
                     group.offsets.load(topic_partition, committed, log_offset, self._now_s)
             await slices.breathe()
         for producer_id, records in self._open.items():
-            for record in records:
+            for record in records.values():
                 committed = self._decoded(record.value, record.log_offset)
                 if committed is not None and not self._is_overridden(record):
                     group = _with(groups, record.group_id)

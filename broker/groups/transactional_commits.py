@@ -116,7 +116,9 @@ class TransactionalCommits:
             parts = []
             for asked in topic.partitions:
                 topic_partition = TopicPartition(topic.name, asked.partition_index)
-                value, error = self._commits.checked(group, topic_partition, topic.topic_id, asked, now_ms)
+                value, error = self._commits.checked(
+                    group, topic_partition, topic.topic_id, asked, now_ms, body.producer_id
+                )
                 answer = TxnOffsetCommitPartitionResponse(asked.partition_index, error)
                 if error is _E.NONE:
                     accepted.append(_Accepted(topic_partition, value, answer))

@@ -54,6 +54,13 @@ def loads_ignore_markers(patches: Patches) -> None:
         pass
 
 
+@mutant("lost offsets", "an offset replaces that of the transaction before, whose marker is not replicated yet")
+def markers_in_doubt_separate_nothing(patches: Patches) -> None:
+    @patches.instead_of(GroupTerm, "marker_appended")
+    def marker_appended(original: Any, self: GroupTerm, *rest: Any) -> None:
+        pass
+
+
 @mutant("KAFKA-5600", "a loading coordinator places an offset of a transaction where its marker is")
 def loads_go_by_the_order_of_markers(patches: Patches) -> None:
     @patches.instead_of(terms._Loading, "_is_overridden")

@@ -146,6 +146,21 @@ async def test_metadata_of_open_transactions_counts(groups: CoordinatedGroups, /
 
 
 @run_by(with_groups)
+async def test_offsets_of_open_transactions_and_longer_metadata_count_towards_the_budget(
+    groups: CoordinatedGroups, /
+) -> None:
+    kept = groups.groups.terms.kept
+    assert await groups.commit(1) == 0
+    kept.limit = kept.kept + 2 * OFFSET_BYTES
+    for offset in range(5):
+        assert await groups.commit_in_transaction(offset) == 0, "it takes the place of the last one"
+    assert groups.group().offsets.in_all == 2
+    assert await groups.commit(2, metadata="m" * OFFSET_BYTES) == 0
+    assert await groups.commit(3, metadata="m" * 2 * OFFSET_BYTES) == ErrorCode.POLICY_VIOLATION
+    assert await groups.commit(3, metadata="m" * OFFSET_BYTES) == 0
+
+
+@run_by(with_groups)
 async def test_new_groups_and_offsets_are_refused_beyond_a_budget_and_known_ones_go_on(
     groups: CoordinatedGroups, /, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -7,7 +7,9 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.broker.groups.group import Group
 from minibroker.broker.groups.offsets import GroupOffsets
+from minibroker.broker.groups.terms import GroupTerm
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages.fields import Attempt
@@ -106,15 +108,41 @@ def test_of_two_transactions_the_later_record_counts_in_any_order_of_the_markers
         assert offsets.of_transactions() == set()
 
 
+def test_of_a_transactions_offsets_for_a_partition_only_the_last_is_kept() -> None:
+    offsets = GroupOffsets()
+    for log_offset in range(10, 20):
+        offsets.add_of_transaction(A, ORDERS, value(log_offset), log_offset)
+        offsets.add_of_transaction(B, ORDERS, value(log_offset), log_offset)
+    assert offsets.in_all == 2
+    offsets.end_transaction(A, 20, is_committed=True, now_s=0)
+    assert offset_of(offsets) == 19
+
+
 def test_a_marker_ends_no_transaction_that_began_after_it() -> None:
     offsets = GroupOffsets()
     offsets.add_of_transaction(A, ORDERS, value(5), 10)
-    offsets.add_of_transaction(A, ORDERS, value(6), 12)  # while the marker at 11 is being replicated
+    offsets.add_of_transaction(A, ORDERS, value(6), 12, began_after=11)  # while the marker is being replicated
+    assert offsets.in_all == 2
     offsets.end_transaction(A, 11, is_committed=True, now_s=0)
     assert offset_of(offsets) == 5
     offsets.end_transaction(A, 13, is_committed=False, now_s=0)
     assert offset_of(offsets) == 5
     assert offsets.of_transactions() == set()
+
+
+def test_an_offset_does_not_replace_that_of_a_transaction_whose_marker_is_being_replicated() -> None:
+    term = GroupTerm(OFFSETS, 0, 0, 0)
+    group = term.groups["transfers"] = Group("transfers")
+    group.offsets.load(OTHER, value(1), 1, 0)
+    for log_offset, last in ((10, 5), (20, 6)):
+        term.add_of_transaction(A, group, ORDERS, value(last), log_offset)
+        term.marker_appended(A, log_offset + 1)
+    term.add_of_transaction(A, group, ORDERS, value(7), 30)
+    for marker_offset, last in ((11, 5), (21, 6)):
+        term.end_transaction(A, marker_offset, is_committed=True, now_s=0)
+        assert offset_of(group.offsets) == last
+    term.add_of_transaction(A, group, ORDERS, value(8), 31)
+    assert group.offsets.in_all == 3, "nothing is in doubt any more"
 
 
 def test_offsets_of_open_transactions_do_not_expire_and_keep_their_group() -> None:
