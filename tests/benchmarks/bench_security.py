@@ -1,17 +1,19 @@
 r"""What TLS, the authorizer and quotas cost, beside Apache Kafka's TLS with the same client.
 
-    python -m tests.benchmarks.bench_security [--quick] \
+    python -m tests.benchmarks.bench_security [--quick] [--only PART,...] \
         [--kafka HOST:PORT,... --kafka-ssl HOST:PORT,... --kafka-ca FILE]
 
 Each case compares two sides, run by run in turns: the same client, the same records, three brokers, three replicas,
 acks=all. A run is its own process (`kafka_client_runs`), which checks the records that it reads. The table has the
-median of each side and the mean ratio of neighbouring runs with its standard error.
+median of each side and the mean ratio of neighbouring runs with its standard error: of the rates, and of the processor
+time that the brokers need for a record.
 
-- confluent-kafka and minibroker's own client over TLS, beside the same listeners' PLAINTEXT
-- confluent-kafka over TLS to minibroker and to three Kafka brokers that you have started on this machine, with a
+- tls: confluent-kafka and minibroker's own client over TLS, beside the same listeners' PLAINTEXT
+- kafka: confluent-kafka over TLS to minibroker and to three Kafka brokers that you have started on this machine, with a
   listener of each kind; FILE is the authority of their certificates (`ssl.keystore.type=PEM` takes trustme's)
-- clients of a cluster that checks ACLs and measures quotas (limits that nobody reaches), and of one without either
-- the time without an acknowledgement after SIGKILL of the leader, over TLS and PLAINTEXT
+- limits: clients of a cluster that checks ACLs and measures quotas (limits that nobody reaches), and of one without
+  either; two clusters without either are compared in the same way, as a control
+- gap: the time without an acknowledgement after SIGKILL of the leader, over TLS and PLAINTEXT
 
 Our clusters live below the directory for temporary files.
 """
@@ -22,10 +24,10 @@ import argparse
 import contextlib
 import sys
 import time
-from collections.abc import Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from pathlib import Path
 from types import MappingProxyType
-from typing import Any, NamedTuple
+from typing import Any, NamedTuple, TypeVar
 
 from confluent_kafka.cimpl import KafkaException
 
@@ -61,6 +63,9 @@ from tests.benchmarks.kafka_client_runs import Job
 from tests.benchmarks.matrix import tell
 
 CONFLUENT, OWN = "confluent-kafka", "minibroker"
+_S = TypeVar("_S")
+PARTS = ("kafka", "tls", "gap", "limits")
+RATE, COST = ", records/s", ", brokers' µs per record"
 UNREACHED = 1e12
 """A quota that no client reaches."""
 AUTHORIZED = {
@@ -78,7 +83,7 @@ class Effort(NamedTuple):
     before_kill_s: float
 
 
-FULL = Effort(repeats=6, records=400_000, reads=3, kills=5, before_kill_s=2)
+FULL = Effort(repeats=6, records=200_000, reads=2, kills=5, before_kill_s=2)
 QUICK = Effort(repeats=1, records=20_000, reads=1, kills=1, before_kill_s=0.5)
 
 
@@ -112,6 +117,11 @@ def over_tls(authority: Path) -> dict[str, dict[str, Any]]:
     }
 
 
+def in_turns(turn: int, one: _S, other: _S) -> tuple[_S, _S]:
+    """Which goes first changes from turn to turn."""
+    return (other, one) if turn % 2 else (one, other)
+
+
 class Bench:
     def __init__(self, effort: Effort) -> None:
         self.effort = effort
@@ -124,13 +134,22 @@ class Bench:
             self._consume(one, other, client, size, target)
 
     def _case(self, what: str, one: Side, other: Side, client: str, size: int, target: float | None) -> Case:
-        return Case(f"{one.name}: {what}, records/s", client, size, target, True, other.name)
+        return Case(f"{one.name}: {what}{RATE}", client, size, target, True, other.name)
+
+    @contextlib.contextmanager
+    def _cost(self, case: Case, side: Side, records: int) -> Iterator[None]:
+        """Note what the block costs the brokers. This varies less than a rate does."""
+        before_s = side.peer.cpu_s()
+        yield
+        target = None if case.target is None else 1 / case.target
+        cost = case._replace(what=f"{case.what[: -len(RATE)]}{COST}", target=target, more_is_better=False)
+        self.results.add(cost, side.name, (side.peer.cpu_s() - before_s) / records * 1_000_000)
 
     def _produce(self, one: Side, other: Side, client: str, size: int, target: float | None) -> None:
         case = self._case("produce", one, other, client, size, target)
-        for _ in range(self.effort.repeats):
-            for side in (one, other):
-                with side.peer.topic() as topic:
+        for turn in range(self.effort.repeats):
+            for side in in_turns(turn, one, other):
+                with side.peer.topic() as topic, self._cost(case, side, self.effort.records):
                     made = run(side.job(topic, "produce", client, size, count=self.effort.records))
                 self.results.add(case, side.name, made["records_per_second"])
 
@@ -143,12 +162,14 @@ class Bench:
             count = self.effort.records
             for side, topic in sides:
                 run(side.job(topic, "produce", client, size, count=count, turn=TURN, settings=writing))
-            for _ in range(self.effort.repeats):
-                for side, topic in sides:
+            for turn in range(self.effort.repeats):
+                for side, topic in in_turns(turn, *sides):
                     job = side.job(
                         topic, "consume", client, size, count=count, settings=reading, reads=self.effort.reads
                     )
-                    for rate in run(job)[0]:
+                    with self._cost(case, side, count * self.effort.reads):
+                        rates = run(job)[0]
+                    for rate in rates:
                         self.results.add(case, side.name, rate)
 
     def gap(self, one: Side, other: Side, target: float) -> None:
@@ -185,22 +206,33 @@ def limit(cluster: SyncLocalCluster) -> None:
         admin.alter_client_quotas({QuotaEntity(client_id=DEFAULT_ENTITY): quotas})
 
 
-def measure(bench: Bench, kafkas: tuple[Side, Side] | None) -> None:
+def measure(bench: Bench, parts: Collection[str], kafkas: tuple[Side, Side] | None) -> None:
     with our_cluster("minibroker") as (cluster, peer):
         plain = Side("PLAINTEXT", peer, cluster.bootstrap_servers)
         tls = Side("TLS", peer, cluster.ssl_bootstrap_servers, over_tls(cluster.certificates.authority))
-        if kafkas is not None:
+        if kafkas is not None and "kafka" in parts:
             of_kafka, plain_of_kafka = kafkas
             bench.compare(tls, of_kafka, CONFLUENT, 1.0)
             bench.compare(of_kafka, plain_of_kafka, CONFLUENT, None)
-        for client in (CONFLUENT, OWN):
-            bench.compare(tls, plain, client, None)
-        bench.gap(tls, plain, 1.5)
-        with our_cluster("minibroker with ACLs and quotas", AUTHORIZED) as (other, limited):
-            limit(other)
-            checked = Side("ACLs and quotas", limited, other.bootstrap_servers)
+        if "tls" in parts:
             for client in (CONFLUENT, OWN):
-                bench.compare(checked, plain._replace(name="without"), client, 0.97)
+                bench.compare(tls, plain, client, None)
+        if "gap" in parts:
+            bench.gap(tls, plain, 1.5)
+        if "limits" in parts:
+            compare_limits(bench, plain._replace(name="without"))
+
+
+def compare_limits(bench: Bench, without: Side) -> None:
+    with our_cluster("minibroker again") as (other, peer):
+        control = Side("control", peer, other.bootstrap_servers)
+        for client in (CONFLUENT, OWN):
+            bench.compare(control, without, client, None)
+    with our_cluster("minibroker with ACLs and quotas", AUTHORIZED) as (other, peer):
+        limit(other)
+        checked = Side("ACLs and quotas", peer, other.bootstrap_servers)
+        for client in (CONFLUENT, OWN):
+            bench.compare(checked, without, client, 0.97)
 
 
 def main() -> None:
@@ -209,7 +241,11 @@ def main() -> None:
     parser.add_argument("--kafka-ssl", metavar="HOST:PORT,...", help="their listeners that are SSL")
     parser.add_argument("--kafka-ca", type=Path, metavar="FILE", help="PEM file of their authority")
     parser.add_argument("--quick", action="store_true", help="few records, one run of each: a trial")
+    parser.add_argument("--only", metavar="PART,...", help=f"of {', '.join(PARTS)}")
     arguments = parser.parse_args()
+    parts = arguments.only.split(",") if arguments.only else PARTS
+    if unknown := set(parts) - set(PARTS):
+        parser.error(f"--only: unknown parts: {', '.join(sorted(unknown))}; known are {', '.join(PARTS)}")
     of_kafka = (arguments.kafka, arguments.kafka_ssl, arguments.kafka_ca)
     if any(of_kafka) and not all(of_kafka):
         parser.error("--kafka, --kafka-ssl and --kafka-ca belong together")
@@ -223,7 +259,7 @@ def main() -> None:
             tls = Side("Kafka's TLS", kafka, arguments.kafka_ssl, over_tls(arguments.kafka_ca))
             kafkas = tls, Side("Kafka's PLAINTEXT", kafka, arguments.kafka)
             kafka.wait_until_whole()
-        measure(bench, kafkas)
+        measure(bench, parts, kafkas)
     except KafkaException as error:
         sys.exit(f"error: {error.args[0].str()}: is Kafka at {arguments.kafka}?")
     except (MinibrokerError, TimeoutError, KeyboardInterrupt) as error:
