@@ -1,11 +1,12 @@
 """The process of a broker: arguments, signals, exit code.
 
-    python -m minibroker.broker [--properties FILE] [--override NAME=VALUE]...
+    python -m minibroker.broker [--properties FILE] [--override NAME=VALUE]... [--faults FILE]
 
 Prints one line `TIME ready broker.id=N port=P` to stdout once it serves; logs to stderr. SIGTERM and SIGINT stop it
 cleanly (exit code 0): it moves its leaders to other brokers first, and prints one line `TIME handed over: ...`. A
 second signal ends that wait. If it cannot start or fails, it prints one line `error: ...` on stderr (exit code 1). The
-environment variable MINIBROKER_LOG_LEVEL sets the log level. `log_format` keeps logged text from looking like these
+environment variable MINIBROKER_LOG_LEVEL sets the log level. With `--faults`, its World fails as the
+file says (`faults`); without, nothing can make them fail. `log_format` keeps logged text from looking like these
 lines.
 """
 
@@ -25,6 +26,8 @@ import uvloop
 
 from minibroker.broker import log_format
 from minibroker.broker.broker import Broker
+from minibroker.broker.faults.fault_file import FaultFile
+from minibroker.broker.faults.faulty_world import FaultyWorld
 from minibroker.broker.freed_memory import return_freed_memory
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.credentials import zookeeper_digest, zookeeper_tls
@@ -33,6 +36,7 @@ from minibroker.broker.settings.types import InvalidConfig
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import printable
+from minibroker.protocol.world import World
 from minibroker.protocol.world.real import RealWorld
 
 logger = logging.getLogger("minibroker.broker")
@@ -53,11 +57,12 @@ SWITCH_INTERVAL_S = 0.0005
 """Seconds after which a thread asks for the interpreter lock. Python's default is 0.005."""
 
 
-def _parse(arguments: Sequence[str]) -> BrokerConfig:
-    """Parse the command line. Raises InvalidConfig."""
+def _parse(arguments: Sequence[str]) -> tuple[BrokerConfig, str | None]:
+    """Return the settings, and the path of the file with faults, if any. Raises InvalidConfig."""
     parser = argparse.ArgumentParser(prog="python -m minibroker.broker", description="Run one broker.")
     parser.add_argument("--properties", metavar="FILE", help="settings, one NAME=VALUE a line")
     parser.add_argument("--override", metavar="NAME=VALUE", action="append", default=[], help="overrides the file")
+    parser.add_argument("--faults", metavar="FILE", help="for tests: let the World of this broker fail as it says")
     parsed = parser.parse_args(arguments)
     values = read_properties(parsed.properties) if parsed.properties else {}
     for text in parsed.override:
@@ -65,10 +70,10 @@ def _parse(arguments: Sequence[str]) -> BrokerConfig:
         if not separator:
             raise InvalidConfig(f"--override {text!r} is not NAME=VALUE")
         values[name.strip()] = value.strip()
-    return broker_config(values)
+    return broker_config(values), parsed.faults
 
 
-async def _run(config: BrokerConfig, world: RealWorld) -> None:
+async def _run(config: BrokerConfig, world: World) -> None:
     broker = Broker(world, config)
     stopping, hurry = asyncio.Event(), asyncio.Event()
 
@@ -213,9 +218,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     sys.unraisablehook = _log_unraisable
     threading.excepthook = _log_of_thread
     zookeeper = KazooZooKeeper()
-    world, status = RealWorld(zookeeper), 0
+    real = RealWorld(zookeeper)
+    world: RealWorld | FaultyWorld = real
+    status = 0
     try:
-        config = _parse(sys.argv[1:] if arguments is None else arguments)
+        config, faults = _parse(sys.argv[1:] if arguments is None else arguments)
+        if faults is not None:
+            world = FaultyWorld(real, FaultFile(faults, real.disk))
         digest = zookeeper_digest(config, world.disk)
         if digest is not None:
             zookeeper.authenticate(

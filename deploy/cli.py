@@ -6,7 +6,6 @@ import asyncio
 import os
 import sys
 import time
-from collections.abc import Callable
 from contextlib import nullcontext
 from pathlib import Path
 from typing import Annotated
@@ -34,8 +33,11 @@ from minibroker.client.cli.terminal.output import (
 )
 from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
+from minibroker.deploy import fault_commands
+from minibroker.deploy.acting import WhoArgument, act, parsed_who, print_acted
 from minibroker.deploy.console.command import console
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.fault_commands import heal
 from minibroker.deploy.local import console_file, secured
 from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.cluster_file import ClusterFile
@@ -44,7 +46,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
-from minibroker.deploy.local.who import MalformedWho, Member, Who, acted, name_of, parse_who
+from minibroker.deploy.local.who import Member, name_of
 from minibroker.deploy.observing import log_files, status_screen
 from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import (
@@ -63,20 +65,12 @@ from minibroker.protocol.words import plural
 _FOLLOW_INTERVAL_S = 0.1
 _TAIL_BLOCK_BYTES = 64 * 1024
 
-WhoArgument = Annotated[
-    str,
-    typer.Argument(
-        metavar="WHO",
-        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID (the coordinator of "
-        "a transactional id), all, or zookeeper. The partition, group or id must exist.",
-    ),
-]
-
 
 def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the benchmarks to its group `bench`."""
-    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo, client_config, console):
+    for command in (up, down, status, logs, kill, pause, resume, start, stop, demo, client_config, console, heal):
         app.command()(command)
+    app.add_typer(fault_commands.app, name="fault")
     app.add_typer(log_files.app, name="log")
     bench.command()(failover)
     bench.command()(rolling_restart)
@@ -112,6 +106,13 @@ def up(
             help="TLS, users with passwords (SCRAM) and access control lists. Default: as last time, or not.",
         ),
     ] = None,
+    allow_faults: Annotated[
+        bool | None,
+        typer.Option(
+            "--allow-faults/--no-allow-faults",
+            help="Let `minibroker fault` break disks, networks and clocks. Default: as last time, or not.",
+        ),
+    ] = None,
     detach: Annotated[bool, typer.Option("--detach", help="Leave the cluster running and return.")] = False,
     format: FormatOption = Format.TABLE,
 ) -> None:
@@ -120,7 +121,7 @@ def up(
     If the cluster is already running, only the bootstrap list is printed, even without --detach: the cluster belongs to
     the command that started it. With --secure, `minibroker client-config` prints what clients need."""
     let_signals_interrupt()
-    options = Options(brokers, base_port, zookeeper, _checked_overrides(override), log_dirs, secure)
+    options = Options(brokers, base_port, zookeeper, _checked_overrides(override), log_dirs, secure, allow_faults)
     cluster = LocalCluster(data)
     began = time.monotonic()
     found = cluster.running(options)
@@ -197,7 +198,7 @@ def down(
     cluster.file()
     if delete_data:
         confirm(f"Remove all data of the cluster in {cluster.directory}?", yes)
-    _print_acted("down", cluster.down(), format)
+    print_acted("down", cluster.down(), format)
     if delete_data:
         cluster.delete_data()
 
@@ -236,7 +237,7 @@ def logs(
 ) -> None:
     """Print the logs of brokers or ZooKeeper."""
     cluster = LocalCluster(data)
-    members = cluster.resolve(_parsed(who))
+    members = cluster.resolve(parsed_who(who))
     for member in members:
         if not cluster.log_of(member).exists():
             raise LaunchError(
@@ -260,34 +261,34 @@ def logs(
 
 def kill(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Kill with SIGKILL, like a crash. `minibroker start` starts the process again."""
-    _act("kill", LocalCluster(data).kill, who, format)
+    act("kill", LocalCluster(data).kill, who, format)
 
 
 def pause(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Freeze with SIGSTOP: connections stay open, but nothing answers."""
-    _act("pause", LocalCluster(data).pause, who, format)
+    act("pause", LocalCluster(data).pause, who, format)
 
 
 def resume(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Resume a paused process (SIGCONT)."""
-    _act("resume", LocalCluster(data).resume, who, format)
+    act("resume", LocalCluster(data).resume, who, format)
 
 
 def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Start killed or stopped processes and wait until they serve. `all` starts all brokers that are not running."""
-    _act("start", LocalCluster(data).start, who, format)
+    act("start", LocalCluster(data).start, who, format)
 
 
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Stop cleanly (SIGTERM) and wait for the end. A broker first moves its leaders to other brokers."""
     cluster = LocalCluster(data)
-    stopped = cluster.stop(_parsed(who))
+    stopped = cluster.stop(parsed_who(who))
     said = {member: cluster.handed_over(member) for member in stopped if isinstance(member, int)}
     handed_over = {member: each for member, each in said.items() if each is not None}
     if format is Format.JSON:
         print_json({"action": "stop", "ids": stopped, "handed_over": msgspec.to_builtins(handed_over, str_keys=True)})
         return
-    _print_acted("stop", stopped, format)
+    print_acted("stop", stopped, format)
     for member, each in handed_over.items():
         sys.stdout.write(f"{name_of(member)}: {each}\n")
 
@@ -357,20 +358,9 @@ def _checked_overrides(override: list[str] | None) -> dict[str, str] | None:
     return settings
 
 
-def _act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:
-    _print_acted(action, method(_parsed(who)), format)
-
-
 def _note_console(data: Path) -> None:
     address = console_file.address(data)
     note("`minibroker console` shows the cluster in a browser" if address is None else f"the console is at {address}")
-
-
-def _parsed(who: str) -> Who:
-    try:
-        return parse_who(who)
-    except MalformedWho as error:
-        raise UsageError(str(error)) from error
 
 
 def _print_cluster(cluster: LocalCluster, running: ClusterFile, format: Format) -> None:
@@ -390,13 +380,6 @@ def _print_cluster(cluster: LocalCluster, running: ClusterFile, format: Format) 
     else:
         sys.stdout.write(bootstrap + "\n")
     sys.stdout.flush()
-
-
-def _print_acted(action: str, members: list[Member], format: Format) -> None:
-    if format is Format.JSON:
-        print_json({"action": action, "ids": members})
-    else:
-        sys.stdout.write(f"{acted(action, members)}\n")
 
 
 def _view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Status]:

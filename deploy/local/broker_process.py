@@ -89,11 +89,12 @@ def start(
     settings: Mapping[str, str],
     group_id: int | None = None,
     log_level: str = "",
+    faults: Path | None = None,
 ) -> StartingBroker:
     """Spawn the broker, which does not serve yet.
 
     `settings` override the launcher's own. Credentials among them reach the broker in a file beside its log. It runs
-    under `group_id`, if given. An empty `log_level` means the default.
+    under `group_id`, if given. An empty `log_level` means the default. It obeys the file `faults`, if given.
     """
     log.parent.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     log_offset = log.stat().st_size if log.exists() else 0
@@ -111,6 +112,8 @@ def start(
     for name, value in properties.items():
         if name not in secrets:
             arguments += ["--override", f"{name}={value}"]
+    if faults is not None:
+        arguments += ["--faults", str(faults)]
     environment = {LOG_LEVEL: log_level} if log_level else {}
     process = spawn_python("minibroker.broker", arguments, log, group_id, environment)
     return StartingBroker(broker_id, process, log, log_offset)

@@ -60,6 +60,8 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """The number of log directories of each broker."""
     secure: bool = False
     """Whether clients connect by TLS and SASL alone (`secured.py`)."""
+    allow_faults: bool = False
+    """Whether brokers obey the files of `injected.py`."""
     log_level: str = ""
     """MINIBROKER_LOG_LEVEL at the last `up`, which `start` also uses in other shells; empty if it was not set."""
     running: bool = False

@@ -27,6 +27,7 @@ from minibroker.deploy.local import (
     cluster_file,
     console_file,
     data_directory,
+    injected,
     plan,
     ports,
     processes,
@@ -76,6 +77,7 @@ from minibroker.deploy.observing.cluster_view import (
     with_details,
 )
 from minibroker.deploy.observing.status import Status, status_of_processes
+from minibroker.protocol import faults
 
 __tracebackhide__ = hidden_from_pytest
 
@@ -158,6 +160,10 @@ class LocalCluster:
                 and (error := broker_process.last_error(self.log_of(broker_id))) is not None
             },
             full_disk=str(self.directory) if data_directory.is_full(self.directory) else None,
+            faults={
+                broker_id: faults.described(found)
+                for broker_id, found in injected.all_faults(self.directory, cluster).items()
+            },
         )
 
     def resolve(self, who: Who, *, must_exist: bool = False) -> list[Member]:
@@ -207,6 +213,7 @@ class LocalCluster:
         settings: Mapping[str, str] | None = None,
         log_dirs: int | None = None,
         secure: bool | None = None,
+        allow_faults: bool | None = None,
     ) -> ClusterFile:
         """Start everything and return once every broker serves.
 
@@ -214,7 +221,7 @@ class LocalCluster:
         never left out. If any process fails, all are killed, and the cluster file is as it was before. Raises
         LaunchError and LaunchTimedOut.
         """
-        options = plan.Options(brokers, base_port, zookeeper_connect, settings, log_dirs, secure)
+        options = plan.Options(brokers, base_port, zookeeper_connect, settings, log_dirs, secure, allow_faults)
         with self._owned() as before:
             with_replicas = data_directory.brokers_with_replicas(self.directory)
             planned = plan.planned(self.directory, before, options, with_replicas, ports.choose_port)
@@ -245,6 +252,7 @@ class LocalCluster:
             raise LaunchError(zookeeper.OWN_WITHOUT_TLS)
         cluster_file.save(self.directory, cluster)
         try:
+            injected.begin(self.directory)
             self._make_secrets(cluster)
             if cluster.zookeeper.port is not None:
                 cluster = self._spawn_zookeeper(cluster)
@@ -325,7 +333,7 @@ class LocalCluster:
         cluster = self.file()
         self._check_not_running(cluster)
         # An earlier, larger cluster may have had more brokers.
-        others = (self.directory / name for name in (ZOOKEEPER, secured.DIRECTORY, "logs"))
+        others = (self.directory / name for name in (ZOOKEEPER, secured.DIRECTORY, injected.DIRECTORY, "logs"))
         for path in [*self.directory.glob("broker-*"), *others]:
             if path.exists():
                 shutil.rmtree(path)
@@ -349,7 +357,7 @@ class LocalCluster:
             raise LaunchError(
                 "a leader, coordinator or controller is running already: give `start` a broker id, all or zookeeper"
             )
-        with data_directory.naming_a_full_disk(self.directory):
+        with data_directory.naming_a_full_disk(self.directory), injected.naming_faults(self.directory, self.file()):
             return self._start_zookeeper(who) if isinstance(who, ZooKeeperServer) else self._start_brokers(who)
 
     def handed_over(self, broker_id: int) -> HandedOver | None:
@@ -513,6 +521,7 @@ class LocalCluster:
                 ),
                 entry.group_id,
                 os.environ.get(LOG_LEVEL) or cluster.log_level,
+                injected.file_of(self.directory, entry.id) if cluster.allow_faults else None,
             )
             cluster = cluster.with_broker(msgspec.structs.replace(entry, process=started.process))
             cluster = msgspec.structs.replace(cluster, running=True)

@@ -41,6 +41,7 @@ class Options(NamedTuple):
     settings: Mapping[str, str] | None = None
     log_dirs: int | None = None
     secure: bool | None = None
+    allow_faults: bool | None = None
 
 
 def planned(
@@ -55,7 +56,7 @@ def planned(
     `with_replicas` are the ids of the brokers that have replicas in `directory`: none of them is left out, not even one
     of an earlier, larger cluster. Raises LaunchError if the options would leave out replicas or need too many ports.
     """
-    count, base_port, zookeeper_connect, settings, log_dirs, secure = options
+    count, base_port, zookeeper_connect, settings, log_dirs, secure, allow_faults = options
     if count is None:
         count = max(DEFAULT_BROKERS if before is None else len(before.brokers), *with_replicas, 1)
     if left_out := [broker_id for broker_id in with_replicas if broker_id > count]:
@@ -69,6 +70,7 @@ def planned(
         settings = before.settings if settings is None else settings
         log_dirs = before.log_dirs if log_dirs is None else log_dirs
         secure = before.secure if secure is None else secure
+        allow_faults = before.allow_faults if allow_faults is None else allow_faults
         if log_dirs < before.log_dirs:
             raise LaunchError(
                 f"--log-dirs {log_dirs}: each broker has replicas in {before.log_dirs} log directories, and would miss "
@@ -94,6 +96,7 @@ def planned(
         settings=dict(settings or {}),
         log_dirs=log_dirs or 1,
         secure=bool(secure),
+        allow_faults=bool(allow_faults),
     )
 
 
@@ -122,6 +125,8 @@ def differences(running: ClusterFile, options: Options) -> list[str]:
     found = [f"{option} {asked}" for option, asked, found in asked_and_found if asked not in (None, found)]
     if options.secure not in (None, running.secure):
         found.append("--secure" if options.secure else "--no-secure")
+    if options.allow_faults not in (None, running.allow_faults):
+        found.append("--allow-faults" if options.allow_faults else "--no-allow-faults")
     if options.settings not in (None, running.settings):
         asked = (options.settings or {}).items()
         missing = [f"--override {name}={value}" for name, value in asked if running.settings.get(name) != value]
@@ -133,9 +138,10 @@ def summary(cluster: ClusterFile) -> str:
     """Return the cluster's options on one line, for messages."""
     settings = "".join(f", {name}={value}" for name, value in cluster.settings.items())
     log_dirs = f", log directories: {cluster.log_dirs} each" if cluster.log_dirs > 1 else ""
+    faults = ", faults allowed" if cluster.allow_faults else ""
     return (
         f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
-        f"{log_dirs}{', secured' if cluster.secure else ''}{settings}"
+        f"{log_dirs}{', secured' if cluster.secure else ''}{faults}{settings}"
     )
 
 

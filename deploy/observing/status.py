@@ -106,6 +106,8 @@ class Status(msgspec.Struct, frozen=True):
     """The directory of the cluster, if its disk has no room left."""
     offline_isr: list[int] = []
     """The brokers that are in the ISR of `offline_partitions`."""
+    faults: dict[int, list[str]] = {}
+    """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
 
     @property
     def is_unknown(self) -> bool:
@@ -182,12 +184,13 @@ def status_of_processes(
     offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({}),
     recoveries: Mapping[int, RecoveryProgress] = MappingProxyType({}),
     silent: Collection[int] = (),
+    faults: Mapping[int, list[str]] = MappingProxyType({}),
 ) -> Status:
     """Return the status of a cluster that was started here.
 
     By broker id: `states` of the processes, `last_errors` of those that ended, `silent` the running brokers that did
-    not answer, `recoveries` the progress of silent brokers that start. A ZooKeeper elsewhere is RUNNING if it answers,
-    else GONE.
+    not answer, `recoveries` the progress of silent brokers that start, `faults` those that were ordered. A ZooKeeper
+    elsewhere is RUNNING if it answers, else GONE.
     """
     asked = view
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
@@ -225,6 +228,7 @@ def status_of_processes(
         view,
         asked,
         full_disk,
+        faults,
     )
 
 
@@ -259,6 +263,7 @@ def _status(
     view: ClusterView,
     asked: ClusterView,
     full_disk: str | None = None,
+    faults: Mapping[int, list[str]] = MappingProxyType({}),
 ) -> Status:
     """`asked` is the view that still has dead brokers in the ISR."""
 
@@ -275,6 +280,7 @@ def _status(
         not_preferred_partitions=unless_unknown(view.not_preferred_partitions()),
         reassigning_partitions=unless_unknown(sorted(view.reassigning)),
         full_disk=full_disk,
+        faults=dict(faults),
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
     )
 

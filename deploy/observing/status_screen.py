@@ -51,6 +51,10 @@ def status_lines(found: Status) -> list[str]:
         lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
+    for broker_id, faults in found.faults.items():
+        lines.append(
+            f"faults of broker {broker_id}: {'; '.join(faults)}: " + pastable(f"`minibroker heal {broker_id}`")
+        )
     if found.reassigning_partitions:
         lines.append(f"being reassigned: {some_of(found.reassigning_partitions)}")
     if found.not_preferred_partitions:

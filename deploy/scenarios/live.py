@@ -92,6 +92,9 @@ class LiveStage:
         if action.verb == "heal":
             await self._cluster.heal()
             return
+        if action.verb == "slow disk of by":
+            await asyncio.gather(*(self._cluster.slow_disk(who, action.seconds()) for who in members))
+            return
         act = {
             "kill": self._cluster.kill,
             "stop": self._cluster.stop,
@@ -99,6 +102,9 @@ class LiveStage:
             "pause": self._cluster.pause,
             "resume": self._cluster.resume,
             "isolate": self._cluster.isolate,
+            "fill disk of": self._cluster.fill_disk,
+            "break disk of": self._cluster.break_disk,
+            "mend disk of": self._cluster.mend_disk,
         }[action.verb]
         # One call for all: brokers start side by side, and a first one might wait for the others.
         whole = set(members) == set(self.broker_ids) and len(members) > 1

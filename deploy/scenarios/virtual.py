@@ -202,12 +202,12 @@ class VirtualStage:
             host = host_name(broker_id)
             network.unreachable(host, False)
             zookeeper.uncut(host)
+            self._simulation.host(host).disk.faults.clear()
 
     async def restore(self) -> None:
         self._heal()
         self._simulation.zookeeper.start()
         for broker_id in self.broker_ids:
-            self._simulation.host(host_name(broker_id)).disk.faults.clear()
             self._cluster.resume_broker(broker_id)
         gone = [broker_id for broker_id in self.broker_ids if not self._cluster.process(broker_id).alive]
         await asyncio.gather(*(self._cluster.start_broker(broker_id) for broker_id in gone))

@@ -27,7 +27,7 @@ from typing import Any, Concatenate, ParamSpec, Self, TypeVar
 
 from minibroker.client.administering.scram import UserScramCredentialUpsertion
 from minibroker.client.administering.topics import NewTopic
-from minibroker.client.context_managers import Asynchronous, Blocking
+from minibroker.client.context_managers import Asynchronous
 from minibroker.client.errors import AuthenticationFailed, TopicErrors
 from minibroker.client.security import Security
 from minibroker.client.sync.admin import Admin
@@ -37,7 +37,7 @@ from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.certificates import Certificates
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.data_directory import MAX_BROKERS
-from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
+from minibroker.deploy.local.faulty_cluster import FaultyCluster as Launcher
 from minibroker.deploy.local.plan import DEFAULT_BROKERS
 from minibroker.deploy.local.ports import LOOPBACK, PortLease, lease_ports
 from minibroker.deploy.local.processes import (
@@ -51,6 +51,7 @@ from minibroker.deploy.local.processes import (
 )
 from minibroker.deploy.local.who import AllBrokers, Member, Who, ZooKeeperServer, parse_who
 from minibroker.deploy.testing import evidence, guardian
+from minibroker.deploy.testing.breakable import Breakable
 from minibroker.deploy.testing.isolation import Isolation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import topic_name_problem
@@ -81,7 +82,7 @@ left_evidence: deque[str] = deque(maxlen=3)
 """What happened to clusters that an exception ended. The plugin adds it to the report of the test."""
 
 
-class SyncLocalCluster(Blocking):
+class SyncLocalCluster(Breakable):
     """Brokers 1 to `brokers` and a ZooKeeper, as processes of this machine, within `with`.
 
     `topics` exist from the beginning: names (with `num.partitions` partitions, and a replica on each broker, three at
@@ -136,6 +137,7 @@ class SyncLocalCluster(Blocking):
         self._isolation: Isolation | None = None
         self._faults: deque[evidence.Fault] = deque(maxlen=_FAULTS_KEPT)
         self._evidence_begin: evidence.Begin | None = None
+        self._failed_disks: set[Member] = set()
         self._unseen_faults = 0
         """The number of faults so far that leave no trace in the processes."""
         self._healthy: _History | None = None
@@ -231,6 +233,7 @@ class SyncLocalCluster(Blocking):
             brokers=tuple(entries),
             settings=settings,
             secure=self._secure,
+            allow_faults=True,
         )
 
     def _admin(self) -> Admin:
@@ -464,19 +467,23 @@ class SyncLocalCluster(Blocking):
         return members
 
     def heal(self) -> None:
-        """End every `isolate`. Data sent meanwhile arrives when TCP sends it again."""
-        if self._isolation is not None and self._isolation.heal_all():
-            self._faults.append(evidence.Fault(evidence.now_ms(), "heal", "", ()))
+        """End every fault that leaves the processes running. Data sent meanwhile arrives when TCP sends it again."""
+        with self._acting() as launcher:
+            healed = launcher.heal(AllBrokers())
+        if (self._isolation is not None and self._isolation.heal_all()) or healed:
+            self._faults.append(evidence.Fault(evidence.now_ms(), "heal", "", tuple(healed)))
 
     def restore(self, timeout_s: float = HEALTHY_TIMEOUT_S) -> None:
         """Undo all faults: heal, resume and start processes, and wait until the cluster is healthy."""
         with self._acting() as launcher:
             self.heal()
             launcher.resume(AllBrokers())
+            restarted, self._failed_disks = self._failed_disks, set()
             if launcher.state_of("zookeeper") is ProcessState.PAUSED:
                 launcher.resume(ZooKeeperServer())
             if launcher.state_of("zookeeper") is ProcessState.GONE:
                 launcher.start(ZooKeeperServer())
+            launcher.restart_after_a_lost_disk(restarted)
             launcher.start(AllBrokers())
         restored = self._history()
         self.wait_healthy(timeout_s)
@@ -575,6 +582,10 @@ class LocalCluster(Asynchronous):
     pause = _in_threads(SyncLocalCluster.pause)
     resume = _in_threads(SyncLocalCluster.resume)
     isolate = _in_threads(SyncLocalCluster.isolate)
+    fill_disk = _in_threads(SyncLocalCluster.fill_disk)
+    break_disk = _in_threads(SyncLocalCluster.break_disk)
+    slow_disk = _in_threads(SyncLocalCluster.slow_disk)
+    mend_disk = _in_threads(SyncLocalCluster.mend_disk)
     heal = _in_threads(SyncLocalCluster.heal)
     restore = _in_threads(SyncLocalCluster.restore)
 

@@ -24,7 +24,15 @@ pytestmark = pytest.mark.slow
 
 
 @pytest.mark.parametrize(
-    "name", ["controller-killed", "everything-killed", "kip-101-log-divergence", "unclean-election", "zombie-producer"]
+    "name",
+    [
+        "controller-killed",
+        "everything-killed",
+        "full-disk",
+        "kip-101-log-divergence",
+        "unclean-election",
+        "zombie-producer",
+    ],
 )
 def test_a_scenario_keeps_its_promises_on_processes(name: str) -> None:
     scenario = shelf.load(name)

@@ -1,0 +1,37 @@
+"""The real World with the faults of a file."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Coroutine
+from random import Random
+from typing import Any
+
+from minibroker.broker.faults.fault_file import FaultFile
+from minibroker.broker.faults.faulty_disk import FaultyDisk
+from minibroker.protocol.world import Beside, Clock, Disk, Executor, Network, World, ZooKeeper
+from minibroker.protocol.world.real import RealWorld
+
+
+class FaultyWorld:
+    """See `minibroker.protocol.world.World`. The faults hold from the beginning."""
+
+    def __init__(self, world: RealWorld, file: FaultFile) -> None:
+        self._world = world
+        self._file = file
+        self.clock: Clock = world.clock
+        self.network: Network = world.network
+        self.disk: Disk = FaultyDisk(world.disk, lambda: file.current)
+        self.zookeeper: ZooKeeper = world.zookeeper
+        self.random: Random = world.random
+        file.start()
+
+    def new_executor(self, name: str) -> Executor:
+        return self._world.new_executor(name)
+
+    def beside(self, main: Callable[[World], Coroutine[Any, Any, None]], name: str) -> Beside:
+        return self._world.beside(main, name)
+
+    def close(self) -> bool:
+        """See `RealWorld.close`."""
+        self._file.close()
+        return self._world.close()

@@ -1,0 +1,39 @@
+"""Shared by the commands that do something to processes of a local cluster: the argument WHO, and what is printed."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable
+from typing import Annotated
+
+import typer
+
+from minibroker.client.cli.terminal.output import Format, UsageError, print_json
+from minibroker.deploy.local.who import MalformedWho, Member, Who, acted, parse_who
+
+WhoArgument = Annotated[
+    str,
+    typer.Argument(
+        metavar="WHO",
+        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID (the coordinator of "
+        "a transactional id), all, or zookeeper. The partition, group or id must exist.",
+    ),
+]
+
+
+def act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:
+    print_acted(action, method(parsed_who(who)), format)
+
+
+def parsed_who(who: str) -> Who:
+    try:
+        return parse_who(who)
+    except MalformedWho as error:
+        raise UsageError(str(error)) from error
+
+
+def print_acted(action: str, members: list[Member], format: Format) -> None:
+    if format is Format.JSON:
+        print_json({"action": action, "ids": members})
+    else:
+        sys.stdout.write(f"{acted(action, members)}\n")

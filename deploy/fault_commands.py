@@ -1,0 +1,87 @@
+"""`minibroker fault` and `minibroker heal`: faults that brokers of `up --allow-faults` inject into themselves."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from minibroker.client.cli.terminal.output import DEFAULT_DATA, DataOption, Format, FormatOption, UsageError, note
+from minibroker.deploy.acting import WhoArgument, act
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.local.processes import ProcessState
+from minibroker.deploy.local.who import Member, Who, name_of
+from minibroker.deploy.scenarios.words import parse_time
+
+app = typer.Typer(
+    help="Break the disk of a broker that `minibroker up --allow-faults` has started. No root is needed.",
+    no_args_is_help=True,
+)
+
+TimeArgument = Annotated[str, typer.Argument(metavar="TIME", help="As in 200ms or 2s.")]
+LogDirOption = Annotated[
+    int | None, typer.Option("--log-dir", min=1, metavar="N", help="Only the broker's Nth log directory. Default: all.")
+]
+
+
+@app.command("fill-disk")
+def fill_disk(
+    who: WhoArgument, log_dir: LogDirOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+) -> None:
+    """Let no file of the broker grow, as on a full disk."""
+    cluster = FaultyCluster(data)
+    act("fill-disk", lambda found: cluster.fill_disk(found, log_dir), who, format)
+
+
+@app.command("break-disk")
+def break_disk(
+    who: WhoArgument, log_dir: LogDirOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+) -> None:
+    """Let each call of the broker's disk fail with EIO."""
+    cluster = FaultyCluster(data)
+    act("break-disk", lambda found: cluster.break_disk(found, log_dir), who, format)
+
+
+@app.command("slow-disk")
+def slow_disk(
+    who: WhoArgument,
+    time: TimeArgument,
+    writes: Annotated[bool, typer.Option("--writes", help="Also each write, and not only each fsync.")] = False,
+    log_dir: LogDirOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Let each fsync of the broker take TIME longer."""
+    delay_s = _seconds(time)
+    cluster = FaultyCluster(data)
+    act(
+        "slow-disk",
+        lambda found: cluster.slow_disk(found, delay_s, delay_s if writes else 0.0, log_dir),
+        who,
+        format,
+    )
+
+
+def heal(
+    who: Annotated[str, typer.Argument(metavar="[WHO]", help="As for `minibroker kill`.")] = "all",
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """End all faults of `minibroker fault`. A broker that has ended for its disk is started by `minibroker start`."""
+    cluster = FaultyCluster(data)
+
+    def healed(found: Who) -> list[Member]:
+        members = cluster.heal(found)
+        gone = [member for member in members if cluster.state_of(member) is ProcessState.GONE]
+        for member in gone:
+            note(f"{name_of(member)} has ended: `minibroker start {member}` starts it")
+        return members
+
+    act("heal", healed, who, format)
+
+
+def _seconds(time: str) -> float:
+    try:
+        return parse_time(time)
+    except ValueError as error:
+        raise UsageError(f"TIME is {time!r}: {error}") from None

@@ -1,0 +1,54 @@
+"""The faults of a test cluster that its brokers inject into themselves: they need no root."""
+
+from __future__ import annotations
+
+from abc import abstractmethod
+from collections.abc import Callable
+
+from minibroker.client.context_managers import Blocking
+from minibroker.deploy.errors import hidden_from_pytest
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.local.who import Member, parse_who
+
+__tracebackhide__ = hidden_from_pytest
+
+
+class Breakable(Blocking):
+    """Faults of disks. They hold until `heal` or `restore`, also over a restart of the broker, and from the moment at
+    which the method returns; at brokers that are gone or paused, from their start or resumption."""
+
+    _failed_disks: set[Member]
+    """The brokers whose disks were full or broken since the last `restore`."""
+    _unseen_faults: int
+
+    @abstractmethod
+    def _fault(self, name: str, who: int | str, act: Callable[[FaultyCluster], list[Member]]) -> list[Member]:
+        """Do it, and record it as evidence."""
+
+    def _injected(self, name: str, who: int | str, act: Callable[[FaultyCluster], list[Member]]) -> list[Member]:
+        self._unseen_faults += 1
+        return self._fault(name, who, act)
+
+    def fill_disk(self, who: int | str) -> list[Member]:
+        """Let no file of the broker grow, as on a full disk. A broker whose only disk fails a write ends."""
+        members = self._injected("fill_disk", who, lambda launcher: launcher.fill_disk(parse_who(str(who))))
+        self._failed_disks.update(members)
+        return members
+
+    def break_disk(self, who: int | str) -> list[Member]:
+        """Let each call of the broker's disk fail with EIO. A broker whose only disk fails ends."""
+        members = self._injected("break_disk", who, lambda launcher: launcher.break_disk(parse_who(str(who))))
+        self._failed_disks.update(members)
+        return members
+
+    def slow_disk(self, who: int | str, sync_delay_s: float, write_delay_s: float = 0.0) -> list[Member]:
+        """Let each fsync of the broker take `sync_delay_s` longer, and each write `write_delay_s`."""
+        return self._injected(
+            "slow_disk",
+            who,
+            lambda launcher: launcher.slow_disk(parse_who(str(who)), sync_delay_s, write_delay_s),
+        )
+
+    def mend_disk(self, who: int | str) -> list[Member]:
+        """End the faults of the broker's disk, and start the broker if it has ended for them."""
+        return self._injected("mend_disk", who, lambda launcher: launcher.mend_disk(parse_who(str(who))))

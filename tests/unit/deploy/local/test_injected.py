@@ -1,0 +1,125 @@
+"""The launcher's side of the faults that brokers inject into themselves."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import pytest
+
+from minibroker.deploy.errors import LaunchError, LaunchTimedOut
+from minibroker.deploy.local import cluster_file, injected, plan
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.local.who import AllBrokers, BrokerId, ZooKeeperServer
+from minibroker.protocol import faults
+from minibroker.protocol.faults import Faults, Obeyed, encoded
+
+
+def cluster_in(directory: Path, *, allow_faults: bool = True, log_dirs: int = 1) -> FaultyCluster:
+    """A cluster whose processes are all gone."""
+    file = ClusterFile(
+        ZooKeeperEntry("127.0.0.1:1", 1),
+        (BrokerEntry(1, 9092), BrokerEntry(2, 9093)),
+        log_dirs=log_dirs,
+        allow_faults=allow_faults,
+    )
+    cluster_file.save(directory, file)
+    injected.begin(directory)
+    return FaultyCluster(directory)
+
+
+def test_faults_are_kept_for_a_broker_that_is_gone_and_healed_by_one_word(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path, log_dirs=2)
+    assert cluster.fill_disk(BrokerId(2), 2) == [2]
+    assert cluster.slow_disk(AllBrokers(), 0.2, 0.1) == [1, 2]
+    first, second = f"{tmp_path}/broker-2", f"{tmp_path}/broker-2-disk-2"
+    assert faults.described(cluster.faults()[2]) == [
+        f"each fsync in {first} takes 200 ms longer",
+        f"each write in {first} takes 100 ms longer",
+        f"the disk of {second} is full",
+        f"each fsync in {second} takes 200 ms longer",
+        f"each write in {second} takes 100 ms longer",
+    ]
+    assert cluster.heal(BrokerId(2)) == [2]
+    assert cluster.faults().keys() == {1}
+    assert cluster.heal(AllBrokers()) == [1]
+    assert cluster.heal(AllBrokers()) == []
+    assert injected.faults_of(tmp_path, 2).revision == 3
+
+
+def test_a_cluster_that_was_not_started_for_it_has_no_such_faults(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path, allow_faults=False)
+    with pytest.raises(LaunchError, match="`minibroker up --allow-faults`"):
+        cluster.break_disk(BrokerId(1))
+    assert not injected.file_of(tmp_path, 1).exists()
+    assert cluster.heal(AllBrokers()) == []
+
+
+def test_what_cannot_be_broken_is_refused_with_the_names(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path, log_dirs=2)
+    with pytest.raises(LaunchError, match="there is no log directory 3: each broker has 2"):
+        cluster.fill_disk(BrokerId(1), 3)
+    with pytest.raises(LaunchError, match="there is no broker 7 in this cluster: its ids are 1, 2"):
+        cluster.fill_disk(BrokerId(7))
+    with pytest.raises(LaunchError, match="ZooKeeper has no such faults"):
+        cluster.fill_disk(ZooKeeperServer())
+    with pytest.raises(LaunchError, match="a delay of 601 s: give seconds from 0 to 600"):
+        cluster.slow_disk(BrokerId(1), 601)
+    assert cluster.faults() == {}
+
+
+def test_a_damaged_file_is_reported_with_the_remedy(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    injected.file_of(tmp_path, 1).write_text("{")
+    with pytest.raises(LaunchError, match="broker-1.json is damaged .*: remove it, which heals the broker"):
+        cluster.faults()
+
+
+def test_the_launcher_waits_until_a_running_broker_obeys(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(injected, "OBEYED_TIMEOUT_S", 0.0)
+    cluster_in(tmp_path)
+    answer = Path(faults.obeyed_path(str(injected.file_of(tmp_path, 1))))
+    for before in (None, encoded(Obeyed(4)), b"{"):
+        if before is not None:
+            answer.write_bytes(before)
+        with pytest.raises(LaunchTimedOut, match="broker 1 does not obey .*broker-1.json"):
+            injected.wait_until_obeyed(tmp_path, 1, 5, lambda: True)
+        injected.wait_until_obeyed(tmp_path, 1, 5, lambda: False)
+    answer.write_bytes(encoded(Obeyed(5)))
+    injected.wait_until_obeyed(tmp_path, 1, 5, lambda: True)
+
+
+def test_a_start_that_fails_names_the_faults(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    cluster.break_disk(BrokerId(1))
+    expected = f"refuses; broker 1 has faults \\(the disk of {tmp_path}/broker-1 is broken\\): `minibroker heal`"
+    with (
+        pytest.raises(LaunchError, match=expected),
+        injected.naming_faults(tmp_path, cluster.file()),
+    ):
+        raise LaunchError("it refuses")
+    cluster.heal(AllBrokers())
+    with pytest.raises(LaunchError, match="^it refuses$"), injected.naming_faults(tmp_path, cluster.file()):
+        raise LaunchError("it refuses")
+
+
+def test_up_remembers_whether_faults_are_allowed(tmp_path: Path) -> None:
+    def planned(before: ClusterFile | None, allow_faults: bool | None) -> ClusterFile:
+        options = plan.Options(allow_faults=allow_faults)
+        return plan.planned(tmp_path, before, options, [], lambda wished, taken: wished or 1)
+
+    first = planned(None, True)
+    assert first.allow_faults
+    assert planned(first, None).allow_faults
+    assert not planned(first, False).allow_faults
+    assert not planned(None, None).allow_faults
+    assert plan.differences(first, plan.Options(allow_faults=False)) == ["--no-allow-faults"]
+    assert plan.differences(planned(None, None), plan.Options(allow_faults=True)) == ["--allow-faults"]
+    assert plan.differences(first, plan.Options(allow_faults=True)) == []
+
+
+def test_up_begins_without_the_faults_of_an_earlier_time(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    cluster.fill_disk(BrokerId(1))
+    injected.begin(tmp_path)
+    assert injected.faults_of(tmp_path, 1) == Faults()
