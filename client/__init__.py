@@ -15,7 +15,13 @@ from minibroker.client.administering.configs import (
     ConfigResource,
     ConfigSynonym,
 )
-from minibroker.client.administering.groups import GroupDescription, GroupErrors, GroupListing, MemberDescription
+from minibroker.client.administering.groups import (
+    GroupDescription,
+    GroupErrors,
+    GroupListing,
+    GroupRebalance,
+    MemberDescription,
+)
 from minibroker.client.administering.log_dirs import LogDirDescription, LogDirReplica
 from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
@@ -162,6 +168,7 @@ __all__ = [
     "GroupErrors",
     "GroupListing",
     "GroupMetadata",
+    "GroupRebalance",
     "InvalidAssignment",
     "InvalidSetting",
     "InvalidTransactionState",

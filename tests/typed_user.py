@@ -59,6 +59,7 @@ from minibroker import (
     GroupErrors,
     GroupListing,
     GroupMetadata,
+    GroupRebalance,
     InvalidAssignment,
     InvalidSetting,
     InvalidTransactionState,
@@ -327,6 +328,7 @@ async def administer() -> None:
         assert_type(group.coordinator, Coordinator)
         assert_type(group.coordinator.address, Address)
         assert_type(group.members, tuple[MemberDescription, ...])
+        assert_type(group.rebalances, tuple[GroupRebalance, ...])
         committed = await admin.list_group_offsets("billing")
         assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
         await admin.alter_group_offsets("billing", {P0: 7})

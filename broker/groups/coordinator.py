@@ -25,6 +25,7 @@ from minibroker.broker.groups.group import (
     Protocols,
     SyncWaiter,
 )
+from minibroker.broker.groups.rebalances import begun
 from minibroker.broker.groups.records import encode_group_key, encode_group_value
 from minibroker.broker.groups.room import MOST_MEMBERS_BYTES, Room, why_too_large
 from minibroker.broker.groups.states import GroupState
@@ -360,6 +361,7 @@ class GroupCoordinator(TermListener[GroupTerm]):
         if group.is_in(_S.COMPLETING_REBALANCE):
             self._refuse_assignments(group, _E.REBALANCE_IN_PROGRESS)
         logger.info("group %r rebalances from generation %d: %s", group.group_id, group.generation_id, reason)
+        self._remember(group, reason)
         is_first = group.is_in(_S.EMPTY)
         group.transition_to(_S.PREPARING_REBALANCE, self._terms.now_s)
         delay_ms = self._config.group_initial_rebalance_delay_ms
@@ -367,6 +369,11 @@ class GroupCoordinator(TermListener[GroupTerm]):
             self._wait_for_more(term, group, delay_ms, max(group.rebalance_timeout_ms - delay_ms, 0))
         else:
             self._wait_for_all(term, group)
+
+    def _remember(self, group: Group, reason: str) -> None:
+        """Keep the reason for DescribeGroups, if there is memory for it."""
+        after = begun(group.rebalances, self._clock.wall_ms(), self._terms.now_s, group.generation_id, reason)
+        group.rebalances = after if self.room.add(after[-1].kept_bytes) else ()
 
     def _wait_for_more(self, term: GroupTerm, group: Group, delay_ms: int, left_ms: int) -> None:
         """Wait for the initial delay, and again while new members keep joining, up to the rebalance timeout."""

@@ -8,6 +8,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Protocol
 
 from minibroker.broker.groups.offsets import GroupOffsets
+from minibroker.broker.groups.rebalances import Rebalances, ended
 from minibroker.broker.groups.records import GroupValue, MemberValue
 from minibroker.broker.groups.states import GroupState, check_transition
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, decode_assignment, decode_subscription
@@ -136,6 +137,8 @@ class Group:
         assignment and watches the topics itself."""
         self.is_being_deleted = False
         """Its deletion is being written; until the outcome is known, the group must not be shown."""
+        self.rebalances: Rebalances = ()
+        """The last ones that this coordinator has begun."""
         self.offsets = GroupOffsets()
         self._metadata_bytes = 0
         self._supporters: dict[str, int] = {}
@@ -160,6 +163,7 @@ class Group:
         self.state_since_s = now_s
         if state in (GroupState.STABLE, GroupState.EMPTY):
             self.note_subscribed(now_s)
+            self.rebalances = ended(self.rebalances, now_s)
 
     def note_subscribed(self, now_s: float) -> None:
         """Record the topics that the members read from now on. During a rebalance, the earlier subscriptions still
@@ -277,10 +281,11 @@ class Group:
 
     @property
     def kept_bytes(self) -> int:
-        """The memory that the members take."""
+        """The memory that the members and the rebalances take."""
         assignments = sum(len(member.assignment) for member in self.members.values())
         ids = MEMBER_BYTES * len(self.members) + PENDING_MEMBER_BYTES * len(self.pending_members)
-        return GROUP_BYTES + ids + self._metadata_bytes + assignments
+        rebalances = sum(each.kept_bytes for each in self.rebalances)
+        return GROUP_BYTES + ids + self._metadata_bytes + assignments + rebalances
 
     def _count(self, protocols: Protocols, change: int) -> None:
         self._metadata_bytes += change * bytes_of(protocols)

@@ -34,8 +34,20 @@ def describe(terms: GroupTerms, group_id: str) -> g.DescribedGroup:
         )
         for member in group.members.values()
     ]
+    rebalances = [
+        g.DescribedRebalance(
+            each.time_ms, each.generation_id, each.reason, -1 if each.took_ms is None else each.took_ms
+        )
+        for each in group.rebalances
+    ]
     return g.DescribedGroup(
-        ErrorCode.NONE, group_id, group.state.value, group.protocol_type or "", protocol_name, members
+        ErrorCode.NONE,
+        group_id,
+        group.state.value,
+        group.protocol_type or "",
+        protocol_name,
+        members,
+        rebalances=rebalances,
     )
 
 

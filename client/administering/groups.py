@@ -45,6 +45,18 @@ class MemberDescription(NamedTuple):
     """The assigned partitions, sorted; None if they are unknown. Empty while the group rebalances."""
 
 
+class GroupRebalance(NamedTuple):
+    """A rebalance of a group, during which its members do not work."""
+
+    time_ms: int
+    """When it began, by the coordinator's clock, in milliseconds since 1970."""
+    generation: int
+    """The generation that it ended."""
+    reason: str
+    took_ms: int | None
+    """Until the members had their assignments, or were all gone. None: it is under way, or another one followed."""
+
+
 class GroupDescription(NamedTuple):
     group: str
     state: str
@@ -55,6 +67,9 @@ class GroupDescription(NamedTuple):
     coordinator: Coordinator
     members: tuple[MemberDescription, ...]
     """By ascending member id."""
+    rebalances: tuple[GroupRebalance, ...] = ()
+    """The last ones, at most 10, the oldest first. A new coordinator knows none of those before. Kafka's brokers report
+    none."""
 
 
 class GroupErrors(PartialFailure[str, GroupDescription]):
@@ -131,6 +146,10 @@ async def describe(requests: AdminRequests, group: str) -> GroupDescription:
         found.protocol_data or None,
         answered.coordinator,
         tuple(sorted(members, key=lambda member: member.member_id)),
+        tuple(
+            GroupRebalance(each.time_ms, each.generation_id, each.reason, None if each.took_ms < 0 else each.took_ms)
+            for each in found.rebalances
+        ),
     )
 
 

@@ -33,6 +33,7 @@ from minibroker.client.cli.terminal.output import (
     table_lines,
 )
 from minibroker.client.cli.terminal.start_position import StartPosition, parse_start_position
+from minibroker.client.cli.timelines.words import date_and_time, milliseconds
 from minibroker.client.cli.topics import checked_topic, named_partitions, open_admin
 from minibroker.client.errors import BrokersFailed
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -81,7 +82,8 @@ def describe(
 ) -> None:
     """Show the state, coordinator, assignor and members of a group, and the lag of each partition.
 
-    For each partition: the committed offset, the end of the log, the lag, and the member that reads it. With --watch
+    For each partition: the committed offset, the end of the log, the lag, and the member that reads it. For each of the
+    last rebalances that the coordinator remembers: the generation that it ended, and its reason. With --watch
     and without a terminal, prints one line each time, with the partitions that have a lag."""
     _checked_group(group)
     servers = bootstrap_servers(bootstrap, data)
@@ -281,7 +283,7 @@ async def _delete(bootstrap: str, groups: Sequence[str]) -> GroupErrors | None:
 
 
 def _blocks(details: GroupDetails) -> list[list[str]]:
-    """Return a sentence, the members (if any) and the partitions (if any)."""
+    """Return a sentence, then the members, the last rebalances and the partitions, as far as there are any."""
     group = details.group
     parts = [
         f"group {group.group}: {group.state}",
@@ -305,6 +307,17 @@ def _blocks(details: GroupDetails) -> list[list[str]]:
             for each in group.members
         ]
         blocks.append(table_lines(columns, rows))
+    if group.rebalances:
+        rebalances = [
+            [
+                date_and_time(each.time_ms),
+                str(each.generation),
+                None if each.took_ms is None else milliseconds(each.took_ms),
+                each.reason,
+            ]
+            for each in group.rebalances
+        ]
+        blocks.append(table_lines(("rebalance", "generation", "took", "reason"), rebalances))
     if details.partitions:
         offsets = [
             (
@@ -369,6 +382,7 @@ def _object(details: GroupDetails) -> dict[str, object]:
             }
             for each in details.partitions
         ],
+        "rebalances": [each._asdict() for each in group.rebalances],
     }
 
 

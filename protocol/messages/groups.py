@@ -29,6 +29,7 @@ MAX_MEMBERS = 10_000
 """Members of a group in one message."""
 MAX_GROUPS = 100_000
 MAX_PROTOCOLS = 100
+MAX_REBALANCES = 100
 CLASSIC = "classic"
 """The type of every group; groups of KIP-848 are not supported."""
 
@@ -308,6 +309,16 @@ class DescribedGroupMember(Message):
     member_assignment: Opaque
 
 
+class DescribedRebalance(Message):
+    time_ms: Int64
+    """When it began, in milliseconds since 1970."""
+    generation_id: Int32
+    """The generation that it ended."""
+    reason: String
+    took_ms: Int64 = -1
+    """Until the members had their assignments, or were all gone. -1: it is under way, or another one followed."""
+
+
 class DescribedGroup(Message):
     error_code: Int16
     group_id: GroupId
@@ -317,6 +328,10 @@ class DescribedGroup(Message):
     """The name of the protocol (the assignor) that the members have in common."""
     members: Annotated[list[DescribedGroupMember], Meta(max_length=MAX_MEMBERS)]
     authorized_operations: Int32 = NO_OPERATIONS
+    rebalances: Annotated[list[DescribedRebalance], Meta(max_length=MAX_REBALANCES)] = msgspec.field(
+        default_factory=list
+    )
+    """The last ones that this coordinator has begun, the oldest first (not in Kafka)."""
 
 
 class DescribeGroupsResponse(Message):

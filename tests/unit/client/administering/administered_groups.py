@@ -20,6 +20,7 @@ class GroupCluster(ScriptedCluster):
         self.committed: dict[str, dict[TopicPartition, int]] = {}
         """The committed offsets of each group."""
         self.members: dict[str, list[g.DescribedGroupMember]] = {}
+        self.rebalances: dict[str, list[g.DescribedRebalance]] = {}
 
     async def answer(self, node_id: int, request: Any, action: Action) -> m.Message:
         code = action.code or (ErrorCode.NONE if node_id == self.coordinator else ErrorCode.NOT_COORDINATOR)
@@ -47,9 +48,9 @@ class GroupCluster(ScriptedCluster):
             case g.DescribeGroupsRequest(groups=[group]):
                 members = self.members.get(group, [])
                 state = self.state(group) if group in self.committed else "Dead"
-                return g.DescribeGroupsResponse(
-                    0, [g.DescribedGroup(code, group, state, "consumer", "range" if members else "", members)]
-                )
+                described = g.DescribedGroup(code, group, state, "consumer", "range" if members else "", members)
+                described.rebalances = self.rebalances.get(group, [])
+                return g.DescribeGroupsResponse(0, [described])
             case g.DeleteGroupsRequest(groups_names=[group]):
                 if not code and self.members.get(group):
                     code = ErrorCode.NON_EMPTY_GROUP

@@ -142,6 +142,26 @@ async def test_a_group_without_members_is_described_with_what_it_has_committed_a
 
 
 @run_by(run)
+async def test_the_last_rebalances_are_described_with_their_reasons(cluster: GroupCluster, command: Command, /) -> None:
+    cluster.rebalances["billing"] = [
+        g.DescribedRebalance(1_795_343_400_000, 3, "member a-1 joins", 3_021),
+        g.DescribedRebalance(1_795_343_460_500, 4, "member a-1 is gone: \x1b", -1),
+    ]
+    lines = (await command("describe", "billing")).out.splitlines()
+    assert [line.rstrip() for line in lines[2:6]] == [
+        "rebalance                    generation  took      reason",
+        "2026-11-22 10:30:00.000 UTC  3           3,021 ms  member a-1 joins",
+        "2026-11-22 10:31:00.500 UTC  4           -         member a-1 is gone: \\x1b",
+        "",
+    ]
+    found = json.loads((await command("describe", "billing", "--format", "json")).out)
+    assert found["rebalances"] == [
+        {"time_ms": 1_795_343_400_000, "generation": 3, "reason": "member a-1 joins", "took_ms": 3_021},
+        {"time_ms": 1_795_343_460_500, "generation": 4, "reason": "member a-1 is gone: \x1b", "took_ms": None},
+    ]
+
+
+@run_by(run)
 async def test_members_are_described_with_what_they_read_and_partitions_without_a_commit_have_no_lag(
     cluster: GroupCluster, command: Command, /
 ) -> None:
