@@ -7,6 +7,8 @@ from __future__ import annotations
 
 import msgspec
 
+from minibroker.protocol.words import BYTE_UNITS
+
 
 class RecoveryProgress(msgspec.Struct, frozen=True):
     """The progress in one log directory, or in several together."""
@@ -24,15 +26,13 @@ class RecoveryProgress(msgspec.Struct, frozen=True):
     def __str__(self) -> str:
         """`3 of 12 logs, 1.2 of 4.0 GB`."""
         done = self.bytes - self.remaining_bytes
-        size, unit = next((size, unit) for size, unit in _UNITS if self.bytes >= size or size == 1)
+        size, unit = next((size, unit) for size, unit in BYTE_UNITS if self.bytes >= size or size == 1)
         decimals = 0 if size == 1 else 1
         return (
             f"{self.logs - self.remaining_logs:,} of {self.logs:,} logs, "
             f"{done / size:,.{decimals}f} of {self.bytes / size:,.{decimals}f} {unit}"
         )
 
-
-_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
 
 METRICS = {
     "logs": "minibroker_log_recovery_logs",

@@ -13,6 +13,15 @@ def counted(number: int, noun: str, of_many: str = "") -> str:
     return f"{number:,} {plural(number, noun, of_many)}"
 
 
+BYTE_UNITS = ((10**9, "GB"), (10**6, "MB"), (10**3, "kB"), (1, "bytes"))
+
+
+def in_bytes(size: int) -> str:
+    """`12 bytes`, `1.2 GB`."""
+    unit, name = next((unit, name) for unit, name in BYTE_UNITS if size >= unit or unit == 1)
+    return f"{size:,} {name}" if unit == 1 else f"{size / unit:,.1f} {name}"
+
+
 def listed(items: Iterable[object]) -> str:
     """`1`, `1 and 2`, `1, 2 and 3`."""
     *first, last = [str(item) for item in items] or [""]

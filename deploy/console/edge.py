@@ -34,7 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minibroker.client.cli.timelines.story import Story, failovers
-from minibroker.deploy.console import fault_page, pages, plots, record_page
+from minibroker.deploy.console import fault_page, pages, plots, producers, record_page
 from minibroker.deploy.console.connections import BoundedProtocol
 from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
 from minibroker.deploy.console.markup import Markup
@@ -167,7 +167,12 @@ class Console:
             return Shared(reader.timeline, EVERY_S, reader.timeline_in_files, pace)
 
         def of_groups(query: Query) -> Shared[Groups]:
-            return Shared(lambda: reader.groups(query), GROUPS_EVERY_S, pace=pace)
+            async def read() -> Groups:
+                groups = await reader.groups(query)
+                sampler.lags.add(time.time(), groups.lags)
+                return groups
+
+            return Shared(read, GROUPS_EVERY_S, pace=pace)
 
         def of_records(query: Query) -> Shared[Records]:
             reading = RecordReading(query)
@@ -192,13 +197,19 @@ class Console:
                 lambda: 0 if faults is None else faults.version,
             ),
             "/groups": View(
-                Readings(of_groups), pages.group_sections, lambda query: Query(group=query.group, page=query.page)
+                Readings(of_groups),
+                lambda groups, query: pages.group_sections(groups, query, sampler.lags.of, time.time()),
+                lambda query: Query(group=query.group, page=query.page),
+                version=lambda: sampler.lags.version,
             ),
         }
         self._views[plots.PATH] = View(
             timelines,
-            lambda timeline, _: plots.metric_sections(
-                sampler.samples, None if timeline is None else self._told(timeline, ""), time.time()
+            lambda timeline, _: (
+                plots.metric_sections(
+                    sampler.samples, None if timeline is None else self._told(timeline, ""), time.time()
+                )
+                | producers.producer_sections(sampler.rates, sampler.topics)
             ),
             lambda _: Query(),
             version=lambda: sampler.version,

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from functools import lru_cache
 
-from minibroker.client.administering.groups import MemberDescription
+from minibroker.client.administering.groups import GroupRebalance, MemberDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds
@@ -13,6 +13,7 @@ from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
 from minibroker.deploy.console.markup import Content, Markup, element
 from minibroker.deploy.console.parts import Sections, address, capitalized, number, pager, section, table
+from minibroker.deploy.console.plots import figure, within
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import (
     GROUPS_A_PAGE,
@@ -22,18 +23,20 @@ from minibroker.deploy.console.views import (
     UNDER_MIN_ISR,
     BrokerView,
     Cell,
+    MoveView,
     PartitionView,
     Query,
     overview,
     page_of,
 )
-from minibroker.protocol.words import counted
+from minibroker.protocol.words import counted, in_bytes, listed
 
 ROWS_KEPT = 2_000
 """Rows of partitions that have not changed are rendered once."""
 
 STORIES_A_PAGE = 10
 FAULTS_SHOWN = 10
+MOVES_SHOWN = 20
 LAGS_A_PAGE = 100
 
 SYMBOLS = {"leader": "★", "in sync": "✓", "out of sync": "✗", "alive": "✓", "silent": "?", "dead": "✗"}
@@ -48,7 +51,7 @@ ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", OUT_OF_SYN
 
 def overview_sections(state: ClusterState | None, query: Query) -> Sections:
     if state is None:
-        return {name: section(name) for name in ("summary", "brokers", "troubles", "partitions")}
+        return {name: section(name) for name in ("summary", "brokers", "moves", "troubles", "partitions")}
     view = overview(state, query)
     epoch = state.description.controller_epoch
     facts = [
@@ -82,7 +85,8 @@ def overview_sections(state: ClusterState | None, query: Query) -> Sections:
         "summary": section(
             "summary", element("dl", [element("div", element("dt", name), element("dd", text)) for name, text in facts])
         ),
-        "brokers": section("brokers", element("h2", "Brokers"), _broker_table(view.brokers)),
+        "brokers": section("brokers", element("h2", "Brokers"), _broker_table(view.brokers), _legend_of(view.brokers)),
+        "moves": section("moves", _move_table(view.moves)),
         "troubles": section("troubles", *troubles),
         "partitions": section("partitions", *partitions),
     }
@@ -95,6 +99,7 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
             element("th", broker.id, scope="row"),
             element("td", f"{SYMBOLS[broker.state]} {STATES[broker.state]}", class_=broker.state),
             element("td", broker.address or "–"),
+            element("td", session_words(broker), class_="silent" if broker.state == "silent" else None),
             element("td", "controller" if broker.is_controller else ""),
             number(broker.leads),
             number(broker.in_sync),
@@ -102,7 +107,89 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
         )
         for broker in brokers
     ]
-    return table("Brokers", ("Broker", "State", "Address", "Office", "Leads", "In sync", "Out of sync"), rows)
+    header = ("Broker", "State", "Address", "ZooKeeper session", "Office", "Leads", "In sync", "Out of sync")
+    return table("Brokers", header, rows)
+
+
+def session_words(broker: BrokerView) -> Content:
+    session = broker.session
+    if broker.state == "dead":
+        if session.answered_at_ms is None:
+            return "none"
+        return f"over; last answer at {clock_time(session.answered_at_ms).partition('.')[0]} UTC"
+    if broker.state == "alive" or session.unanswered_for_s is None:
+        return "registered" if session.timeout_s is None else f"registered, timeout {session.timeout_s:g} s"
+    if session.answered_ago_s is None:
+        words = ["no answer for at least ", _passing(session.unanswered_for_s, 1)]
+    else:
+        words = ["last heard ", _passing(session.answered_ago_s, 1), " ago"]
+    if session.ends_in_s is None:
+        return [*words, "; its timeout is not known"]
+    if session.ends_in_s < 0:
+        return [*words, "; session should have ended ", _passing(-session.ends_in_s, 1), " ago"]
+    return [*words, "; session ends in ", _passing(session.ends_in_s, -1)]
+
+
+def _passing(seconds: float, per_second: int) -> Content:
+    """Return seconds that the page's script counts up or down between two readings."""
+    return [element("span", f"{seconds:.1f}", data_per_second=per_second), " s"]
+
+
+def _legend_of(brokers: Sequence[BrokerView]) -> Markup | None:
+    return _SESSION_LEGEND if any(broker.state == "silent" for broker in brokers) else None
+
+
+_SESSION_LEGEND = element(
+    "p",
+    "Measured: when a broker last answered this console. Derived: when ZooKeeper ends its session, from its "
+    "zookeeper.session.timeout.ms (if unknown, from that of the other brokers) and the first question without an "
+    "answer. The session can end a third of the timeout earlier or one tick of ZooKeeper later. It does not end while "
+    "the broker sends heartbeats to ZooKeeper.",
+    class_="legend",
+)
+
+
+def _move_table(moves: Sequence[MoveView]) -> Content:
+    if not moves:
+        return None
+    known = [(move.moved, move.left) for move in moves]
+    moved, left = sum(each or 0 for each, _ in known), sum(each or 0 for _, each in known)
+    unknown = sum(each is None for each, _ in known)
+    heading = f"Reassignments: {counted(len(moves), 'partition')}, {in_bytes(moved)} moved, {in_bytes(left)} left" + (
+        f", {unknown:,} unknown" if unknown else ""
+    )
+    rows = [
+        element(
+            "tr",
+            element("th", str(move.name), scope="row"),
+            element(
+                "td",
+                listed(
+                    f"broker {copy.broker}" + ("" if copy.moved is None else f" ({in_bytes(copy.moved)})")
+                    for copy in move.copies
+                ),
+            ),
+            element("td", listed(f"broker {broker}" for broker in move.removing) or "–"),
+            element("td", "–" if move.moved is None else in_bytes(move.moved), class_="number"),
+            element("td", "–" if move.left is None else in_bytes(move.left), class_="number"),
+            element("td", _share(move), class_="number"),
+        )
+        for move in moves[:MOVES_SHOWN]
+    ]
+    rest = len(moves) - len(rows)
+    return [
+        element("h2", heading),
+        table("Reassignments", ("Partition", "To", "From", "Moved", "Left", "Done"), rows),
+        element("p", f"and {rest:,} more") if rest else None,
+        element("p", "By the sizes of the logs: those of the new replicas against the leader's.", class_="legend"),
+    ]
+
+
+def _share(move: MoveView) -> str:
+    if move.moved is None or move.left is None:
+        return "–"
+    total = move.moved + move.left
+    return f"{100 * move.moved // total if total else 100} %"
 
 
 def _partition_table(partitions: Sequence[PartitionView], brokers: Sequence[BrokerView], label: str) -> Markup:
@@ -259,7 +346,12 @@ def _story(story: Story, is_open: bool, causes: Sequence[tuple[Applied, float]])
 # --- Groups ----------------------------------------------------------------------------------------------------------
 
 
-def group_sections(groups: Groups | None, query: Query) -> Sections:
+LagsOf = Callable[[str], Sequence[tuple[float, int]]]
+"""Returns the lags of a group with their times, by the wall clock."""
+
+
+def group_sections(groups: Groups | None, query: Query, lags_of: LagsOf, now_s: float) -> Sections:
+    """`now_s` is of the wall clock."""
     if groups is None:
         return {"failed": section("failed"), "groups": section("groups")}
     problems = [f"Group {group} could not be read: {error}" for group, error in groups.failed.items()]
@@ -270,13 +362,13 @@ def group_sections(groups: Groups | None, query: Query) -> Sections:
         "groups": section(
             "groups",
             pager("/groups", query, at, pages, counted(groups.selected, "group")),
-            [_group(each) for each in groups.details]
+            [_group(each, lags_of(each.group.group), now_s) for each in groups.details]
             or element("p", "There is no consumer group." if groups.selected == 0 else None),
         ),
     }
 
 
-def _group(details: GroupDetails) -> Markup:
+def _group(details: GroupDetails, sampled: Sequence[tuple[float, int]], now_s: float) -> Markup:
     group = details.group
     facts = [
         group.state,
@@ -308,10 +400,32 @@ def _group(details: GroupDetails) -> Markup:
         "article",
         element("h2", group.group),
         element("p", " · ".join(facts)),
+        figure(f"lag-{group.group}", "Lag in the last ten minutes", " records", within(sampled, now_s)),
         table("Members", ("Client", "Member", "Host", "Partitions", "Lag"), members) if members else None,
         table("Partitions", header, lags) if lags else None,
         element("p", f"and {rest:,} more partitions: `minibroker groups describe` shows all") if rest else None,
+        _rebalances(group.rebalances, group.coordinator.node_id),
     )
+
+
+def _rebalances(rebalances: Sequence[GroupRebalance], coordinator: int) -> Content:
+    remembered = f"as broker {coordinator} remembers them since it became the coordinator"
+    if not rebalances:
+        return element("p", f"No rebalance, {remembered}.", class_="legend")
+    rows = [
+        element(
+            "tr",
+            element("td", f"{clock_time(each.time_ms)} UTC", class_="time"),
+            number(each.generation),
+            element("td", "–" if each.took_ms is None else milliseconds(each.took_ms), class_="number"),
+            element("td", each.reason, class_="reason"),
+        )
+        for each in reversed(rebalances)
+    ]
+    return [
+        element("p", f"The last rebalances, {remembered}:", class_="legend"),
+        table("Rebalances", ("When", "Generation", "Took", "Reason"), rows),
+    ]
 
 
 def _member(member: MemberDescription, partitions: Sequence[PartitionLag]) -> Markup:

@@ -23,6 +23,18 @@ NUMBERS = {
     "Time",
     "Committed",
     "Lag",
+    "Generation",
+    "Took",
+    "Moved",
+    "Left",
+    "Done",
+    "Records/s",
+    "Bytes/s",
+    "Requests/s",
+    "Mean time",
+    "For followers",
+    "Waiting",
+    "Timed out",
     "Offset",
 }
 """Columns with numbers."""

@@ -6,7 +6,7 @@ readers who do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -83,8 +83,7 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
     """`stories` are the recorded failovers; None: the timeline could not be read."""
 
     def points(value: Callable[[Sample], float | None]) -> list[Point]:
-        found = ((now_s - sample.at_s, value(sample)) for sample in samples)
-        return [(ago_s, value) for ago_s, value in found if value is not None and 0 <= ago_s <= KEPT_S]
+        return within(((sample.at_s, value(sample)) for sample in samples), now_s)
 
     stalls = [
         (ago_s, story.led_ms)
@@ -92,21 +91,28 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
         if story.led_ms is not None and 0 <= (ago_s := now_s - story.began_ms / 1_000) <= KEPT_S
     ]
     parts = [
-        _figure("records", "Records produced per second", "/s", points(lambda each: each.records_per_s)),
-        _figure("stalls", "Failovers: time until led again", " ms", (), stalls),
-        _figure("produce", "Mean time of producers' requests", " ms", points(lambda each: each.produce_ms)),
-        _figure("groups", "Lag of consumer groups", " records", points(lambda each: each.group_lag)),
-        _figure(
+        figure("records", "Records produced per second", "/s", points(lambda each: each.records_per_s)),
+        figure("stalls", "Failovers: time until led again", " ms", (), stalls),
+        figure("produce", "Mean time of producers' requests", " ms", points(lambda each: each.produce_ms)),
+        figure("waiting", "Producers' requests that wait for followers", "", points(lambda each: each.waiting)),
+        figure("groups", "Lag of consumer groups", " records", points(lambda each: each.group_lag)),
+        figure(
             "followers", "Committed records that followers lack", " records", points(lambda each: each.follower_lag)
         ),
-        _figure("under", "Under-replicated partitions", "", points(lambda each: each.under_replicated)),
-        _figure("leaderless", "Partitions without a leader", "", points(lambda each: each.leaderless)),
+        figure("under", "Under-replicated partitions", "", points(lambda each: each.under_replicated)),
+        figure("leaderless", "Partitions without a leader", "", points(lambda each: each.leaderless)),
     ]
     text = f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs."
     return {"plots": section("plots", element("p", text, class_="legend"), element("div", parts, class_="plots"))}
 
 
-def _figure(name: str, title: str, unit: str, points: Sequence[Point], bars: Sequence[Point] = ()) -> Markup:
+def within(values: Iterable[tuple[float, float | None]], now_s: float) -> list[Point]:
+    """Return the points of values with their times, by the wall clock, that lie on the axis."""
+    found = ((now_s - at_s, value) for at_s, value in values)
+    return [(ago_s, value) for ago_s, value in found if value is not None and 0 <= ago_s <= KEPT_S]
+
+
+def figure(name: str, title: str, unit: str, points: Sequence[Point], bars: Sequence[Point] = ()) -> Markup:
     values = [value for _, value in (*points, *bars)]
     if not values:
         said = "none" if name == "stalls" else "no value yet"

@@ -10,12 +10,16 @@ offsets of each group cost its coordinator a write.
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from pathlib import Path
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigEntry, ConfigErrors, ConfigResource
 from minibroker.client.administering.groups import GroupErrors, GroupListing
+from minibroker.client.administering.log_dirs import LogDirReplica
+from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.administering.timeline import Entry, TimelineReader, merged
 from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_offsets, topics_of
@@ -33,8 +37,9 @@ from minibroker.deploy.console.records import (
     Records,
 )
 from minibroker.deploy.console.sampling import Sight
-from minibroker.deploy.console.state import ClusterState, Groups, Timeline
-from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, page_of, shown_partitions
+from minibroker.deploy.console.sessions import Contacts
+from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
+from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, broker_ids, page_of, shown_partitions
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -53,8 +58,10 @@ _CLUSTER, _TIMELINE, _GROUPS, _RECORDS, _SETTINGS, _SAMPLES = (
     "samples",
 )
 _MIN_ISR = "min.insync.replicas"
+_SESSION_TIMEOUT = "zookeeper.session.timeout.ms"
 _TOPICS_AT_A_TIME = 100
 _GROUPS_AT_A_TIME = 16
+REASSIGNMENTS_EVERY_S = 3.0
 GROUPS_SAMPLED = 20
 """The lag of more groups is not sampled, since each costs its coordinator a write."""
 
@@ -75,6 +82,9 @@ class Reader:
         self._looked_for: set[int] = set()
         """Dead brokers whose files have been read."""
         self._told = Timeline(0, [], {})
+        self._contacts = Contacts()
+        self._reassigned: dict[TopicPartition, PartitionReassignment] = {}
+        self._reassigned_at_s = float("-inf")
 
     async def close(self) -> None:
         for kind in list(self._admins):
@@ -90,15 +100,77 @@ class Reader:
             await self._drop(_CLUSTER)
             raise
         ids = [broker.id for broker in description.brokers]
-        found = await asyncio.gather(*(_behind(admin, broker_id) for broker_id in ids))
-        behind = {broker_id: each for broker_id, each in zip(ids, found, strict=True) if each is not None}
+        found, reassigned = await asyncio.gather(self._replicas(admin, ids), self._reassignments(admin, topics))
+        behind = {broker_id: _lags(replicas) for broker_id, replicas in found.items()}
+        await self._learn_timeouts(admin, self._contacts.unknown(behind))
         state = ClusterState(description, topics, behind, {}, await _min_isr(admin, topics))
+        now_s = time.monotonic()
+        sessions = {broker_id: self._contacts.session(broker_id, now_s) for broker_id in broker_ids(state)}
         answering = [
             partition
             for partition in shown_partitions(state, query)
             if topics[partition.topic].partitions[partition.partition].leader in behind
         ]
-        return state._replace(ends=await end_offsets(admin, topics, answering))
+        moves = {
+            partition: Move(
+                one.adding_replicas,
+                one.removing_replicas,
+                {broker_id: each[partition].size for broker_id, each in found.items() if partition in each},
+            )
+            for partition, one in reassigned.items()
+        }
+        return state._replace(ends=await end_offsets(admin, topics, answering), sessions=sessions, moves=moves)
+
+    async def _replicas(self, admin: Admin, ids: Sequence[int]) -> dict[int, Replicas]:
+        """Return the replicas of the brokers that answer."""
+        asked_s = time.monotonic()
+        found = await asyncio.gather(*(_replicas_of(admin, broker_id) for broker_id in ids))
+        replicas = {broker_id: each for broker_id, each in zip(ids, found, strict=True) if each is not None}
+        answers = {broker_id: broker_id in replicas for broker_id in ids}
+        self._contacts.asked(answers, asked_s, time.monotonic(), time.time_ns() // 1_000_000)
+        return replicas
+
+    async def _reassignments(
+        self, admin: Admin, topics: Mapping[str, TopicDescription]
+    ) -> dict[TopicPartition, PartitionReassignment]:
+        """Return the reassignments in progress. The controller writes to ZooKeeper before it answers, so it is asked
+        only if there may be one, and at most every REASSIGNMENTS_EVERY_S."""
+        if not any(len(each.isr) < len(each.replicas) for topic in topics.values() for each in topic.partitions):
+            return {}
+        if time.monotonic() >= self._reassigned_at_s + REASSIGNMENTS_EVERY_S:
+            self._reassigned_at_s = time.monotonic()
+            with suppress(TimeoutError, MinibrokerError):
+                async with asyncio.timeout(ANSWER_WITHIN_S):
+                    self._reassigned = await admin.list_partition_reassignments()
+        replicas = {
+            TopicPartition(topic.name, each.partition): set(each.replicas)
+            for topic in topics.values()
+            for each in topic.partitions
+            if len(each.isr) < len(each.replicas)
+        }
+        # One that is done since then has other replicas.
+        return {name: one for name, one in self._reassigned.items() if replicas.get(name) == set(one.replicas)}
+
+    async def _learn_timeouts(self, admin: Admin, brokers: Sequence[int]) -> None:
+        """Ask these brokers for their session timeouts, once each time that they come."""
+        if not brokers:
+            return
+        resources = [ConfigResource.of_broker(broker_id) for broker_id in brokers]
+        found: Mapping[ConfigResource, Mapping[str, ConfigEntry]]
+        refused: dict[ConfigResource, MinibrokerError] = {}
+        try:
+            async with asyncio.timeout(ANSWER_WITHIN_S):
+                found = await admin.describe_configs(resources, names=[_SESSION_TIMEOUT])
+        except ConfigErrors as failed:
+            found = failed.results
+            refused = {each: error for each, error in failed.errors.items() if isinstance(error, BrokerError)}
+        except (TimeoutError, MinibrokerError):
+            return
+        for resource in resources:
+            entry = found.get(resource, {}).get(_SESSION_TIMEOUT)
+            if entry is not None or resource in refused:
+                timeout_s = int(entry.value) / 1_000 if entry is not None and entry.value else None
+                self._contacts.learn(int(resource.name), timeout_s)
 
     async def timeline(self) -> Timeline:
         """Raises MinibrokerError if no broker answers."""
@@ -201,7 +273,7 @@ class Reader:
         except MinibrokerError:
             await self._drop(_SAMPLES)
             raise
-        behind = await asyncio.gather(*(_behind(admin, broker_id) for broker_id in ids))
+        found = await self._replicas(admin, ids)
         partitions = [each for topic in topics.values() for each in topic.partitions]
         names = [
             TopicPartition(topic.name, each.partition)
@@ -214,13 +286,15 @@ class Reader:
             ends,
             sum(each.leader is None for each in partitions),
             sum(len(each.isr) < len(each.replicas) for each in partitions),
-            sum(max(0, lag) for each in behind if each is not None for lag in each.values()),
-            sum(
-                max(0, ends[partition] - offset.offset)
-                for offsets in committed.values()
-                for partition, offset in offsets.items()
-                if partition in ends
-            ),
+            sum(max(0, lag) for replicas in found.values() for lag in _lags(replicas).values()),
+            {
+                group: sum(
+                    max(0, ends[partition] - offset.offset)
+                    for partition, offset in offsets.items()
+                    if partition in ends
+                )
+                for group, offsets in committed.items()
+            },
         )
 
     async def settings(self, query: Query) -> Settings:
@@ -281,8 +355,11 @@ class Reader:
         return is_new
 
 
-async def _behind(admin: Admin, broker_id: int) -> Mapping[TopicPartition, int] | None:
-    """Return how far each replica is behind; None if the broker does not answer."""
+Replicas = Mapping[TopicPartition, LogDirReplica]
+
+
+async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:
+    """Return the replicas of a broker; None if it does not answer."""
     try:
         async with asyncio.timeout(ANSWER_WITHIN_S):
             directories = (await admin.describe_log_dirs([broker_id]))[broker_id]
@@ -291,11 +368,16 @@ async def _behind(admin: Admin, broker_id: int) -> Mapping[TopicPartition, int] 
     except (TimeoutError, MinibrokerError):
         return None
     return {
-        partition: replica.offset_lag
+        partition: replica
         for directory in directories
         for partition, replica in directory.replicas.items()
         if not replica.is_future
     }
+
+
+def _lags(replicas: Replicas) -> dict[TopicPartition, int]:
+    """Return how far each replica is behind."""
+    return {partition: replica.offset_lag for partition, replica in replicas.items()}
 
 
 async def _min_isr(admin: Admin, topics: Mapping[str, TopicDescription]) -> dict[str, int]:

@@ -2,8 +2,8 @@
 
 They are taken as long as the console runs, watched or not, since a plot that begins when it is looked at shows nothing
 of what has happened. A sample comes from the brokers' answers to any client, so that remote clusters have plots, too.
-Only the times of producers' requests come from the metrics ports of a cluster of this machine. Failovers are shorter
-than the interval: the plots take them from the timeline, which has their exact times.
+Only what brokers see of producers' requests comes from the metrics ports of a cluster of this machine. Failovers are
+shorter than the interval: the plots take them from the timeline, which has their exact times.
 """
 
 from __future__ import annotations
@@ -11,12 +11,13 @@ from __future__ import annotations
 import asyncio
 import time
 from collections import deque
-from collections.abc import Awaitable, Callable, Mapping
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
+from minibroker.deploy.console.producers import Counters, Rates, Seen, counters_of, look, mean_ms, topic_rates
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
@@ -29,9 +30,8 @@ SHARE = 0.01
 """Of a core: a sample that costs more than 50 ms is followed by a longer pause."""
 MAX_EVERY_S = 30.0
 ASK_TIMEOUT_S = 1.0
+MAX_GROUPS_KEPT = 1_000
 MAX_METRICS_BYTES = 16 * 1024 * 1024
-
-_PRODUCE = 'kafka_network_requestmetrics_totaltimems_{}{{request="Produce"}} '
 
 
 class Sight(NamedTuple):
@@ -43,14 +43,7 @@ class Sight(NamedTuple):
     under_replicated: int
     follower_lag: int
     """Committed records that in-sync and other followers lack, summed up."""
-    group_lag: int
-
-
-class ProduceTimes(NamedTuple):
-    """Of one broker, since it started."""
-
-    requests: float
-    total_ms: float
+    group_lags: Mapping[str, int]
 
 
 class Sample(NamedTuple):
@@ -59,10 +52,42 @@ class Sample(NamedTuple):
     records_per_s: float | None
     produce_ms: float | None
     """The mean time of producers' requests since the sample before. None: there were none, or it is not known."""
+    waiting: int | None
+    """Producers' requests that wait for followers. None: not known."""
     leaderless: int
     under_replicated: int
     follower_lag: int
     group_lag: int
+    """Of all sampled groups."""
+
+
+class Lags:
+    """The lag of groups in the last ten minutes: of those that are sampled, and of others while a page shows them."""
+
+    def __init__(self) -> None:
+        self._lags: dict[str, deque[tuple[float, int]]] = {}
+        """By group; the latest comes last."""
+        self.version = 0
+        """Increases with each value."""
+
+    def add(self, at_s: float, lags: Mapping[str, int]) -> None:
+        """Groups on a page are read more often than they are sampled, and those readings are left out."""
+        for group, lag in lags.items():
+            kept = self._lags.pop(group, deque())
+            self._lags[group] = kept
+            if not kept or at_s - kept[-1][0] >= EVERY_S / 2:
+                kept.append((at_s, lag))
+                self.version += 1
+            while kept[0][0] < at_s - KEPT_S:
+                kept.popleft()
+        for group, kept in list(self._lags.items()):
+            if len(self._lags) <= MAX_GROUPS_KEPT and kept[-1][0] >= at_s - KEPT_S:
+                break
+            del self._lags[group]
+
+    def of(self, group: str) -> Sequence[tuple[float, int]]:
+        """Return the lags with their times, by the wall clock."""
+        return tuple(self._lags.get(group, ()))
 
 
 class Sampler:
@@ -71,10 +96,15 @@ class Sampler:
         self._look = look
         self._files = files
         self._before: tuple[float, Sight] | None = None
-        self._times_before: dict[int, ProduceTimes] = {}
+        self._seen: dict[int, Seen] = {}
+        self.rates: list[Rates] = []
+        """Of the producers of each broker, in the last sample."""
+        self.topics: dict[str, float] = {}
+        """Records per second of each topic, in the last sample."""
         self._samples: deque[Sample] = deque()
+        self.lags = Lags()
         self.version = 0
-        """Increases with each sample."""
+        """Increases with each look at the cluster."""
 
     @property
     def samples(self) -> list[Sample]:
@@ -90,44 +120,34 @@ class Sampler:
 
     async def sample(self) -> None:
         try:
-            sight, times = await asyncio.gather(self._look(), asyncio.to_thread(self._ask_for_times))
+            sight, counters = await asyncio.gather(self._look(), asyncio.to_thread(self._ask_for_counters))
         except (TimeoutError, MinibrokerError):
-            self._before = None
+            self._before, self.rates, self.topics = None, [], {}
+            self.version += 1
             return
         now_s, at_s = time.monotonic(), time.time()
-        produce_ms, self._times_before = mean_ms(self._times_before, times), times
-        rate = None if self._before is None else records_per_s(self._before[1], sight, now_s - self._before[0])
+        self._seen, self.rates = look(self._seen, counters, now_s)
+        rate = None
+        if self._before is not None:
+            self.topics = topic_rates(self._before[1].ends, sight.ends, now_s - self._before[0])
+            rate = sum(self.topics.values())
         self._before = now_s, sight
-        self._samples.append(Sample(at_s, rate, produce_ms, *sight[1:]))
+        waiting = int(sum(each.waiting for each in counters.values())) if counters else None
+        self._samples.append(
+            Sample(at_s, rate, mean_ms(self.rates), waiting, *sight[1:-1], sum(sight.group_lags.values()))
+        )
+        self.lags.add(at_s, sight.group_lags)
         while self._samples[0].at_s < at_s - KEPT_S:
             self._samples.popleft()
         self.version += 1
 
-    def _ask_for_times(self) -> dict[int, ProduceTimes]:
+    def _ask_for_counters(self) -> dict[int, Counters]:
         ports = {} if self._files is None else _metrics_ports(self._files)
         if not ports:
             return {}
         with ThreadPoolExecutor(len(ports)) as pool:
             answers = dict(zip(ports, pool.map(_ask, ports.values()), strict=True))
-        return {broker: times for broker, times in answers.items() if times is not None}
-
-
-def records_per_s(before: Sight, now: Sight, seconds: float) -> float:
-    """Return the rate of the partitions that both looks have seen. A log whose end went back counts as none."""
-    grown = (max(0, end - before.ends[each]) for each, end in now.ends.items() if each in before.ends)
-    return sum(grown) / max(seconds, 0.001)
-
-
-def mean_ms(before: Mapping[int, ProduceTimes], now: Mapping[int, ProduceTimes]) -> float | None:
-    """Return the mean time of the requests in between; None if there were none. A broker that has started anew counts
-    from zero."""
-    requests = total_ms = 0.0
-    for broker, times in now.items():
-        earlier = before.get(broker)
-        if earlier is not None and earlier.requests <= times.requests:
-            requests += times.requests - earlier.requests
-            total_ms += times.total_ms - earlier.total_ms
-    return total_ms / requests if requests else None
+        return {broker: counters for broker, counters in answers.items() if counters is not None}
 
 
 def _metrics_ports(files: Path) -> dict[int, int]:
@@ -138,23 +158,12 @@ def _metrics_ports(files: Path) -> dict[int, int]:
     return {broker.id: broker.metrics_port for broker in brokers if broker.metrics_port is not None}
 
 
-def _ask(port: int) -> ProduceTimes | None:
+def _ask(port: int) -> Counters | None:
     connection = HTTPConnection(LOOPBACK, port, timeout=ASK_TIMEOUT_S)
     try:
         connection.request("GET", "/metrics")
-        return produce_times(connection.getresponse().read(MAX_METRICS_BYTES).decode("utf-8", "replace"))
+        return counters_of(connection.getresponse().read(MAX_METRICS_BYTES).decode("utf-8", "replace"))
     except (OSError, HTTPException):
         return None
     finally:
         connection.close()
-
-
-def produce_times(metrics: str) -> ProduceTimes | None:
-    """Return the times of Produce from a broker's metrics; None while it starts."""
-    found = []
-    for kind in ("count", "sum"):
-        _, there, rest = metrics.partition("\n" + _PRODUCE.format(kind))
-        if not there:
-            return None
-        found.append(float(rest.partition("\n")[0]))
-    return ProduceTimes(*found)

@@ -3,13 +3,24 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from minibroker.client.administering.requests import ClusterDescription
 from minibroker.client.administering.timeline import Entry
 from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.group_details import GroupDetails
+from minibroker.deploy.console.sessions import Session
 from minibroker.protocol.model import TopicPartition
+
+
+class Move(NamedTuple):
+    """A partition whose replicas are being moved."""
+
+    adding: tuple[int, ...]
+    removing: tuple[int, ...]
+    sizes: Mapping[int, int]
+    """Bytes of the replicas on brokers that answered."""
 
 
 class ClusterState(NamedTuple):
@@ -21,6 +32,10 @@ class ClusterState(NamedTuple):
     """High watermarks of the partitions that the page shows."""
     min_isr: Mapping[str, int]
     """`min.insync.replicas` of topics with replicas out of sync."""
+    sessions: Mapping[int, Session] = MappingProxyType({})
+    """Of registered brokers, and of others with replicas."""
+    moves: Mapping[TopicPartition, Move] = MappingProxyType({})
+    """Reassignments in progress, as the controller listed them a few seconds ago at most."""
 
 
 class Timeline(NamedTuple):
@@ -41,3 +56,8 @@ class Groups(NamedTuple):
     """Groups that the query selects, on all pages."""
     silent: tuple[int, ...]
     """Brokers that did not list their groups."""
+
+    @property
+    def lags(self) -> dict[str, int]:
+        """The known ones of the groups that the page shows."""
+        return {each.group.group: each.lag for each in self.details if each.lag is not None}

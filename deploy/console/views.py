@@ -8,6 +8,7 @@ from itertools import chain
 from typing import NamedTuple, TypeVar
 
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
+from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import all_of
@@ -17,6 +18,7 @@ T = TypeVar("T")
 PARTITIONS_A_PAGE = 100
 GROUPS_A_PAGE = 10
 TROUBLES_SHOWN = 10
+NO_SESSION = Session(None, None, None, None)
 
 
 class Query(NamedTuple):
@@ -46,6 +48,7 @@ class BrokerView(NamedTuple):
     in_sync: int
     """Replicas of which it is an in-sync one."""
     out_of_sync: int
+    session: Session
 
 
 class Cell(NamedTuple):
@@ -68,6 +71,33 @@ class PartitionView(NamedTuple):
     detail: str
 
 
+class Copy(NamedTuple):
+    """A replica that a reassignment adds."""
+
+    broker: int
+    moved: int | None
+    """Bytes that it has. None: its broker does not answer."""
+
+
+class MoveView(NamedTuple):
+    name: TopicPartition
+    copies: tuple[Copy, ...]
+    removing: tuple[int, ...]
+    size: int | None
+    """Bytes of the leader's replica. None: there is no leader, or it does not answer."""
+
+    @property
+    def moved(self) -> int | None:
+        """Bytes that all copies have together. None: unknown."""
+        if self.size is None or any(copy.moved is None for copy in self.copies):
+            return None
+        return sum(min(self.size, copy.moved or 0) for copy in self.copies)
+
+    @property
+    def left(self) -> int | None:
+        return None if self.size is None or self.moved is None else self.size * len(self.copies) - self.moved
+
+
 class Overview(NamedTuple):
     cluster_id: str
     controller: str
@@ -84,6 +114,8 @@ class Overview(NamedTuple):
     """Some of those in trouble, in the order of TROUBLES, and those of internal topics last."""
     trouble_counts: tuple[tuple[str, int], ...]
     """Of all partitions."""
+    moves: tuple[MoveView, ...]
+    """The reassignments in progress."""
 
 
 NO_LEADER, SILENT_LEADER = "no leader", "leader does not answer"
@@ -109,7 +141,22 @@ def overview(state: ClusterState, query: Query) -> Overview:
         sum(len(topic.partitions) for topic in state.topics.values() if topic.is_internal),
         tuple(_partition(state, ids, topic, each) for _, topic, each in troubled[:TROUBLES_SHOWN]),
         tuple((trouble, counts[trouble]) for trouble in TROUBLES if counts[trouble]),
+        tuple(_moves(state)),
     )
+
+
+def _moves(state: ClusterState) -> Iterator[MoveView]:
+    """Yield the reassignments in progress of partitions that there are."""
+    for name, move in sorted(state.moves.items()):
+        topic = state.topics.get(name.topic)
+        described = (
+            None if topic is None else next((p for p in topic.partitions if p.partition == name.partition), None)
+        )
+        if described is not None:
+            size = None if described.leader is None else move.sizes.get(described.leader)
+            # A broker that answers and has no log of it has not begun.
+            copies = (Copy(b, move.sizes.get(b, 0 if b in state.behind else None)) for b in move.adding)
+            yield MoveView(name, tuple(copies), move.removing, size)
 
 
 def shown_partitions(state: ClusterState, query: Query) -> set[TopicPartition]:
@@ -174,6 +221,7 @@ def _brokers(state: ClusterState, ids: Sequence[int]) -> Iterator[BrokerView]:
             leads[broker_id],
             in_sync[broker_id],
             replicas[broker_id] - in_sync[broker_id],
+            state.sessions.get(broker_id, NO_SESSION),
         )
 
 
@@ -184,6 +232,9 @@ def _partition(
     trouble = _trouble(state, topic, described)
     missing = sorted(set(described.replicas) - set(described.isr))
     details = [all_of("broker", missing)] if missing else []
+    move = state.moves.get(name)
+    if move is not None and set(missing) <= set(move.adding):
+        details = [f"{text}, being reassigned" for text in details]
     if trouble != OUT_OF_SYNC:
         details = [f"{OUT_OF_SYNC}: {text}" for text in details]
     if trouble == UNDER_MIN_ISR:

@@ -142,6 +142,21 @@ def test_a_failover_is_watched_live(minibroker: Shell, console: Console, browser
     assert _is_quiet(browser)
 
 
+def test_the_session_of_a_paused_broker_counts_down(minibroker: Shell, console: Console, browser: Browser) -> None:
+    browser.open(f"{console.address}/")
+    browser.until("#section-brokers", "registered, timeout 6 s")
+    browser.run(
+        "setInterval(() => { const time = document.querySelector('[data-per-second=\"-1\"]');"
+        "if (time === null) return; time.first ??= time.textContent;"
+        "window.ticked ||= time.textContent < time.first; }, 20)"
+    )
+    minibroker.ok("pause", "3")
+    browser.until("#section-brokers", "session ends in")
+    assert browser.run(CONTRAST) == []
+    browser.until("#section-brokers", "over; last answer at")
+    assert browser.run("return window.ticked")
+
+
 def test_each_button_acts_and_its_outcome_is_shown(console: Console, browser: Browser) -> None:
     browser.open(f"{console.address}/faults")
     browser.until("#section-members", "✓ running")

@@ -59,5 +59,13 @@ document.addEventListener("submit", async (event) => {
   document.getElementById("refusal").textContent = refusal;
 });
 
+// Times go on between two readings. Each reading replaces them.
+setInterval(() => {
+  if (source === null || source.readyState !== EventSource.OPEN) return;
+  for (const time of document.querySelectorAll("[data-per-second]")) {
+    time.textContent = Math.max(0, Number(time.textContent) + time.dataset.perSecond / 10).toFixed(1);
+  }
+}, 100);
+
 document.addEventListener("visibilitychange", () => (document.hidden ? stop() : follow()));
 follow();

@@ -120,6 +120,8 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
     groups = console.page("/groups")
     assert "billing" in groups
     assert "lag 0" in groups
+    assert "Lag in the last ten minutes" in groups
+    assert "is gone: it leaves" in groups
 
     failovers, partitions = console.news("/events/failovers"), console.news("/events")
     failovers.until("failovers", "No failover is recorded")
@@ -132,6 +134,7 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
 
     metrics = console.news("/events/metrics")
     metrics.until("plots", "/s now", "1 in ten minutes, the longest")
+    metrics.until("producers", "Records/s", "no request", "orders")
 
     assert minibroker.status()["console"] == f"{console.address}/"
     # With all streams open, Ctrl-C ends the console at once.
@@ -193,6 +196,40 @@ def test_buttons_break_and_mend_the_cluster_and_failovers_name_them(minibroker: 
             states.until("members", state)
     finally:
         console.close()
+
+
+@pytest.mark.slow
+def test_a_paused_broker_counts_down_to_the_end_of_its_session(minibroker: Shell, console: Console) -> None:
+    overview = console.news("/events")
+    overview.until("brokers", "registered, timeout 6 s")
+    paused = minibroker.ok("pause", "leader:orders-0").split()[-1]
+    said = overview.until("brokers", "last heard", "session ends in")
+    left = float(said.partition("session ends in ")[2].partition(">")[2].partition("<")[0])
+    assert 0 <= left <= 6
+    # ZooKeeper ends it, as the page has said.
+    overview.until("brokers", "✗ dead", "over; last answer at")
+    minibroker.ok("resume", paused)
+
+
+@pytest.mark.slow
+def test_a_reassignment_is_watched_by_its_bytes(minibroker: Shell, console: Console) -> None:
+    minibroker.ok("topics", "create", "moved", "--partitions", "1", "--replication-factor", "1")
+    minibroker.ok("produce", "moved", stdin=(b"x" * 1_000 + b"\n") * 4_000)
+    here = minibroker("topics", "describe", "moved", "--format", "json").json()["partitions"][0]["leader"]
+    there = here % 3 + 1
+    rate, replicas = "follower.replication.throttled.rate", "follower.replication.throttled.replicas"
+    minibroker.ok("configs", "alter", "--topic", "moved", "--set", f"{replicas}=*")
+    minibroker.ok("configs", "alter", "--broker", str(there), "--set", f"{rate}=1000")
+    overview = console.news("/events")
+    overview.until("troubles", "Every partition has a leader")
+    plan = {"version": 1, "partitions": [{"topic": "moved", "partition": 0, "replicas": [there]}]}
+    minibroker.ok("reassign", "execute", "-", stdin=json.dumps(plan).encode())
+    said = overview.until("moves", "Reassignments: 1 partition", "moved-0", f"broker {there} (", f"broker {here}<")
+    assert " %" in said
+    overview.until("troubles", "being reassigned")
+    minibroker.ok("configs", "alter", "--broker", str(there), "--delete", rate)
+    overview.until("moves", 'id="section-moves"></section>')
+    overview.until("troubles", "Every partition has a leader")
 
 
 @pytest.mark.slow

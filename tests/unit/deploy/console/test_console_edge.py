@@ -65,7 +65,7 @@ class Cluster:
         return Timeline(0, [], {})
 
     async def look(self) -> Sight:
-        return Sight({}, 0, 0, 0, 0)
+        return Sight({}, 0, 0, 0, {})
 
     def timeline_in_files(self) -> Timeline | None:
         return None
@@ -355,7 +355,7 @@ async def test_an_event_stream_sends_all_sections_and_then_those_that_change() -
     await until(lambda: request.body.endswith(b"\n\n"))
     assert request.headers["content-type"].startswith("text/event-stream")
     first = request.body
-    assert first.count(b"section-") == 5
+    assert first.count(b"section-") == 6
     cluster.epoch = 2
     await until(lambda: len(request.body) > len(first) and request.body.endswith(b"\n\n"))
     news = request.body[len(first) :]

@@ -6,7 +6,9 @@ import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
 
-from minibroker.client.administering.groups import GroupDescription, MemberDescription
+import pytest
+
+from minibroker.client.administering.groups import GroupDescription, GroupRebalance, MemberDescription
 from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
@@ -18,7 +20,8 @@ from minibroker.deploy.console import pages
 from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
 from minibroker.deploy.console.markup import Markup, element, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
-from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.deploy.console.sessions import Contacts
+from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions
 from minibroker.protocol.model import TopicPartition
 
@@ -84,7 +87,9 @@ def test_attributes_without_a_value_are_left_out() -> None:
 def test_no_page_runs_what_strangers_have_named() -> None:
     partition = TopicPartition(EVIL, 0)
     member = MemberDescription(EVIL, EVIL, EVIL, EVIL, (EVIL,), (partition,))
-    group = GroupDescription(EVIL, EVIL, "consumer", EVIL, Coordinator(1, Address("127.0.0.1", 9092)), (member,))
+    coordinator = Coordinator(1, Address("127.0.0.1", 9092))
+    rebalance = GroupRebalance(0, 1, EVIL, None)
+    group = GroupDescription(EVIL, EVIL, "consumer", EVIL, coordinator, (member,), (rebalance,))
     lag = PartitionLag(partition, OffsetAndMetadata(1, None, EVIL), 2, EVIL)
     groups = Groups((GroupDetails(group, (lag,)),), {EVIL: EVIL}, 1, ())
     state = _state(_topic(EVIL, _partition(0, None, [1, 2], [])))
@@ -92,7 +97,7 @@ def test_no_page_runs_what_strangers_have_named() -> None:
     shown = {
         "/": pages.overview_sections(state, Query(topic=EVIL)),
         "/failovers": pages.failover_sections(Timeline(1, [], {1: EVIL}), [story], Query(topic=EVIL)),
-        "/groups": pages.group_sections(groups, Query()),
+        "/groups": pages.group_sections(groups, Query(), lambda _: [(9.0, 5)], 10.0),
     }
     for path, sections in shown.items():
         form = topic_form(path, Query(topic=EVIL), [EVIL])
@@ -154,6 +159,96 @@ def test_a_cell_says_the_role_of_the_replica_and_how_far_it_is_behind() -> None:
     html = pages.overview_sections(state, Query())["partitions"]
     assert "✗ out of sync, 1,234 behind" in html
     assert "12,345" in html
+
+
+def test_a_broker_that_does_not_answer_counts_down_to_the_end_of_its_session() -> None:
+    contacts = Contacts()
+    contacts.asked({1: True, 2: True, 3: False}, 99.0, 99.1, 1_795_343_400_000)
+    contacts.learn(1, 6.0)
+    contacts.learn(2, None)
+    contacts.asked({1: True, 2: False, 3: False}, 100.0, 101.0, 1_795_343_402_000)
+    contacts.asked({1: True, 2: False, 3: False}, 101.5, 102.5, 1_795_343_403_500)
+    sessions = {broker: contacts.session(broker, 102.6) for broker in (1, 2, 3, 4)}
+    assert sessions[2].answered_ago_s == pytest.approx(3.5)
+    assert sessions[2].ends_in_s == pytest.approx(3.4)  # from the first question without an answer
+
+    def shown(state: ClusterState) -> list[str]:
+        html = pages.overview_sections(state, Query())["brokers"]
+        rows = re.findall(r"<tr>(<th scope=\"row\">.*?)</tr>", html)
+        return [re.sub(r"<.*?>", "", row.split("</td>")[2]) for row in rows]
+
+    topic = _topic("orders", _partition(0, 1, [1, 2, 3, 4], [1]))
+    state = _state(topic, silent=(2, 3))._replace(sessions=sessions)
+    assert shown(state) == [
+        "registered, timeout 6 s",
+        "last heard 3.5 s ago; session ends in 3.4 s",
+        "no answer for at least 3.6 s; session ends in 2.4 s",
+        "none",
+    ]
+    html = pages.overview_sections(state, Query())["brokers"]
+    assert '<span data-per-second="-1">3.4</span>' in html
+    assert "Measured: " in html
+    assert "Measured: " not in pages.overview_sections(_state(topic), Query())["brokers"]
+
+    late = {broker: contacts.session(broker, 108.0) for broker in (1, 2, 3)}
+    assert shown(state._replace(sessions=late))[1].endswith("; session should have ended 2.0 s ago")
+    dead = _state(topic, alive=(1, 3))._replace(sessions=sessions)
+    assert shown(dead)[1] == "over; last answer at 10:30:00 UTC"
+
+
+def test_an_answer_to_a_later_question_outweighs_a_question_that_is_still_open() -> None:
+    contacts = Contacts()
+    contacts.asked({1: True}, 10.5, 10.6, 0)
+    contacts.asked({1: False}, 10.0, 11.0, 0)
+    assert contacts.session(1, 12.0).unanswered_for_s is None
+    contacts.asked({1: False}, 11.0, 12.0, 0)
+    assert contacts.session(1, 12.0).unanswered_for_s == 1.0
+    contacts.asked({1: True}, 12.0, 12.1, 0)
+    assert contacts.session(1, 13.0).answered_ago_s == pytest.approx(0.9)
+    assert contacts.session(1, 13.0).unanswered_for_s is None
+
+
+def test_a_timeout_is_asked_for_again_when_the_broker_comes_back() -> None:
+    contacts = Contacts()
+    contacts.learn(1, 6.0)
+    contacts.learn(2, None)
+    assert contacts.unknown([1, 2, 3]) == [3]
+    contacts.asked({2: True}, 0.0, 0.1, 0)
+    assert contacts.unknown([1, 2]) == [1]
+
+
+def test_a_reassignment_shows_the_bytes_that_are_moved_and_left() -> None:
+    topic = _topic("orders", *(_partition(number, 1, [1, 2, 3], [1]) for number in range(3)))
+    names = [TopicPartition("orders", number) for number in range(3)]
+    state = _state(topic, alive=(1, 2, 3), silent=(3,))._replace(
+        moves={
+            names[0]: Move((2,), (1,), {1: 2_000_000, 2: 500_000}),
+            names[1]: Move((2, 3), (), {1: 1_000, 2: 1_000}),
+            names[2]: Move((2,), (), {1: 0}),
+            TopicPartition("deleted", 0): Move((2,), (), {}),
+        }
+    )
+    view = overview(state, Query())
+    assert [(each.moved, each.left) for each in view.moves] == [(500_000, 1_500_000), (None, None), (0, 0)]
+    assert view.troubles[0].detail == "1 in sync, 2 required; out of sync: brokers 2 and 3"
+    html = pages.overview_sections(state, Query())["moves"]
+    assert "Reassignments: 3 partitions, 500.0 kB moved, 1.5 MB left, 1 unknown" in html
+    rows = re.findall(r"<tr><th scope=\"row\">(.*?)</tr>", html)
+    assert [[cell for cell in re.sub(r"<.*?>", "|", row).split("|") if cell] for row in rows] == [
+        ["orders-0", "broker 2 (500.0 kB)", "broker 1", "500.0 kB", "1.5 MB", "25 %"],
+        ["orders-1", "broker 2 (1.0 kB) and broker 3", "–", "–", "–", "–"],
+        ["orders-2", "broker 2 (0 bytes)", "–", "0 bytes", "0 bytes", "100 %"],
+    ]
+    assert pages.overview_sections(_state(topic), Query())["moves"] == '<section id="section-moves"></section>'
+
+
+def test_a_replica_that_is_being_copied_is_not_said_to_have_fallen_behind() -> None:
+    name = TopicPartition("orders", 0)
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1, 2])))
+    assert overview(state, Query()).troubles[0].detail == "broker 3"
+    for adding, detail in (((3,), "broker 3, being reassigned"), ((2,), "broker 3")):
+        moving = state._replace(moves={name: Move(adding, (), {})})
+        assert overview(moving, Query()).troubles[0].detail == detail
 
 
 def test_internal_topics_are_folded_away_but_their_troubles_come_last_in_the_list() -> None:
@@ -250,8 +345,29 @@ def test_a_group_shows_members_partitions_and_lag() -> None:
         PartitionLag(partitions[0], OffsetAndMetadata(1_000), 3_500, "m-1"),
         PartitionLag(partitions[1], None, 7, None),
     )
-    html = pages.group_sections(Groups((GroupDetails(group, lags),), {}, 25, (4,)), Query(page=2))
+    groups = Groups((GroupDetails(group, lags),), {}, 25, (4,))
+    html = pages.group_sections(groups, Query(page=2), lambda _: (), 0.0)
+    assert "No rebalance, as broker 2 remembers them since it became the coordinator." in html["groups"]
+    assert groups.lags == {"billing": 2_500}
     assert "Stable · 1 member · lag 2,500 · coordinator broker 2 · 1 partition without a commit" in html["groups"]
     assert html["groups"].count("billing-app") == 2
     assert "25 groups, page 2 of 3" in html["groups"]
     assert "Broker 4 did not list its groups." in html["failed"]
+
+
+def test_a_group_shows_its_lag_over_time_and_its_last_rebalances_with_their_reasons() -> None:
+    rebalances = (
+        GroupRebalance(1_795_343_400_000, 3, "member a joins", 3_021),
+        GroupRebalance(1_795_343_460_000, 4, "member a is gone: no heartbeat for 10000 ms", None),
+    )
+    coordinator = Coordinator(2, Address("127.0.0.1", 9093))
+    group = GroupDescription("billing", "Stable", "consumer", "range", coordinator, (), rebalances)
+    lags = {"billing": [(0.0, 99_999), (900.0, 40), (995.0, 1_234)]}
+    groups = Groups((GroupDetails(group, ()),), {}, 1, ())
+    html = pages.group_sections(groups, Query(), lambda name: lags[name], 1_000.0)["groups"]
+    assert "1,234 records now; 40 to 1,234" in html
+    rows = [re.sub(r"<.*?>", "|", row) for row in re.findall(r"<tr>(.*?)</tr>", html.partition("Rebalances")[2])][1:]
+    assert [[cell for cell in row.split("|") if cell] for row in rows] == [
+        ["10:31:00.000 UTC", "4", "–", "member a is gone: no heartbeat for 10000 ms"],
+        ["10:30:00.000 UTC", "3", "3,021 ms", "member a joins"],
+    ]
