@@ -38,6 +38,10 @@ function messageOf(n) {
   };
 }
 
+/** kafkajs takes a connection that breaks while it authenticates for a refusal, and does not try again
+ * (saslAuthenticator/scram.js). Its programs must. */
+const brokeWhileAuthenticating = (error) => /authentication failed: Connection error/.test(error.message);
+
 async function produce() {
   const count = Number(args.count), perSecond = Number(args.per_second);
   const types = { none: CompressionTypes.None, gzip: CompressionTypes.GZIP, snappy: CompressionTypes.Snappy };
@@ -54,11 +58,15 @@ async function produce() {
       await Promise.all(Array.from({ length: partitions }, async (_, partition) => {
         const own = numbers.filter((each) => each % partitions === partition);
         if (own.length === 0) return;
-        try {
-          const [{ baseOffset }] = await producer.send({ topic, acks: -1, compression: types[codec], messages: own.map(messageOf) });
-          own.forEach((each, i) => tell("ack", each, partition, baseOffset === "-1" ? -1 : Number(baseOffset) + i));
-        } catch (error) {
-          own.forEach((each) => tell("failed", each, error));
+        for (let again = true; again; ) {
+          again = false;
+          try {
+            const [{ baseOffset }] = await producer.send({ topic, acks: -1, compression: types[codec], messages: own.map(messageOf) });
+            own.forEach((each, i) => tell("ack", each, partition, baseOffset === "-1" ? -1 : Number(baseOffset) + i));
+          } catch (error) {
+            again = brokeWhileAuthenticating(error);
+            if (!again) own.forEach((each) => tell("failed", each, error));
+          }
         }
       }));
       if (perSecond) await sleep((1000 * numbers.length) / perSecond);
