@@ -225,7 +225,7 @@ async def test_a_consumer_whose_unsubscribe_was_cancelled_can_be_used(scene: Sce
                 await consumer.unsubscribe()
         assert consumer.subscription() == []
         if then == "assign":
-            with pytest.raises(InvalidSetting, match=r"still leaving group billing: await unsubscribe\(\) again"):
+            with pytest.raises(InvalidSetting, match=r"still leaving group billing: call unsubscribe\(\) again"):
                 consumer.assign([P0])
         for broker_id in cluster.broker_ids:
             cluster.resume_broker(broker_id)
