@@ -13,8 +13,11 @@ import shutil
 import subprocess
 import time
 from collections.abc import Callable, Sequence
+from http.client import HTTPException
 from pathlib import Path
 from typing import Any
+from urllib.error import HTTPError
+from urllib.request import urlopen
 
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
 from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster
@@ -24,6 +27,7 @@ PROJECT = "minibroker-compose-test"
 BROKERS = (1, 2, 3)
 SERVICES = ("zookeeper", *(f"broker-{broker}" for broker in BROKERS))
 COMMAND_TIMEOUT_S = 120.0
+CONSOLE_TIMEOUT_S = 10.0
 
 
 def run(*command: str, environment: dict[str, str] | None = None) -> str:
@@ -61,12 +65,14 @@ class Containers:
     """One cluster at a time: PROJECT is a fixed name, so that the remains of an interrupted run are found."""
 
     def __init__(self) -> None:
-        ports = free_ports(len(BROKERS))
+        *ports, console = free_ports(len(BROKERS) + 1)
         self.addresses = [(LOOPBACK, port) for port in ports]
         self.bootstrap = ",".join(f"{host}:{port}" for host, port in self.addresses)
+        self.console = f"http://{LOOPBACK}:{console}"
         self._environment = {
             **os.environ,
             "COMPOSE_PROJECT_NAME": PROJECT,
+            "CONSOLE_PORT": str(console),
             **{f"BROKER_{broker}_PORT": str(port) for broker, port in zip(BROKERS, ports, strict=True)},
         }
         self._compose = compose_command()
@@ -111,6 +117,16 @@ class Containers:
     def view(self) -> ClusterView:
         """Ask the brokers through their published ports."""
         return asyncio.run(ask_cluster(self.addresses))
+
+    def console_page(self, path: str, form: bytes | None = None) -> tuple[int, str]:
+        """Return the status and text of a page of the console, or of its answer to a form. 0: it does not answer."""
+        try:
+            with urlopen(f"{self.console}{path}", form, CONSOLE_TIMEOUT_S) as answer:
+                return answer.status, answer.read().decode()
+        except HTTPError as error:
+            return error.code, error.read().decode()
+        except (OSError, HTTPException):
+            return 0, ""
 
     # -- breaking and mending: each pair by name --
 

@@ -20,7 +20,7 @@ from minibroker.protocol.model import TopicPartition
 from tests.compose.containers import BROKERS, PROJECT, SERVICES, Containers, is_whole, run, wait_until
 
 PARTITIONS = 3
-PATIENCE_S = 60.0
+PATIENCE_S = 120.0
 ACKNOWLEDGED_BETWEEN = 500
 """Records on every partition before, during and after a fault."""
 
@@ -73,6 +73,19 @@ async def first_record(cluster: Containers) -> None:
             await admin.create_topic("first", partitions=1, replication_factor=len(BROKERS))
         async with Producer(cluster.bootstrap, acks="all") as producer:
             await producer.send("first", b"hello")
+
+
+def test_the_console_shows_the_cluster_and_breaks_nothing(containers: Containers) -> None:
+    wait_until(lambda: "★ leader" in containers.console_page("/")[1], "the console shows a leader", PATIENCE_S)
+    status, page = containers.console_page("/")
+    assert status == 200
+    assert "first-0" in page
+    assert "3 of 3 alive" in page
+    assert "Faults" not in page
+    assert containers.console_page("/faults", b"action=kill&who=all")[0] == 404
+    wait_until(lambda: containers.is_healthy("console"), "the console is healthy", PATIENCE_S)
+    published = run("docker", "port", containers.container("console") or "").split()
+    assert published[-1].startswith("127.0.0.1:")
 
 
 def victim_of(cluster: Containers, role: str, topic: str) -> str:
