@@ -487,6 +487,7 @@ def administer_blocking() -> None:
         admin.alter_partition_reassignments({P0: [1, 2, 3]})
         assert_type(admin.list_partition_reassignments([P0]), dict[TopicPartition, PartitionReassignment])
         resource = ConfigResource.of_all_brokers()
+        admin.describe_configs([ConfigResource.of_broker_logger(1)])
         described = admin.describe_configs([resource], names=["retention.ms"])
         assert_type(described, dict[ConfigResource, dict[str, ConfigEntry]])
         admin.incremental_alter_configs({resource: [ConfigChange.append("a", "b")]}, validate_only=True)

@@ -39,8 +39,6 @@ _TOPIC, _GROUP, _CLUSTER, _TRANSACTIONAL_ID = (
     AclResourceType.TRANSACTIONAL_ID,
 )
 _TOPIC_REFUSED = ErrorCode.TOPIC_AUTHORIZATION_FAILED
-BROKER_LOGGER = 8
-"""Kafka's ConfigResource.Type of the loggers of a broker."""
 
 
 def _topic_of(inquiry: Inquiry, part: Any) -> str | None:
@@ -358,7 +356,9 @@ def _configs(operation: AclOperation, answers: str) -> tuple[Step, ...]:
         "resources",
         operation,
         _CLUSTER,
-        lambda inquiry, part: CLUSTER_NAME if part.resource_type in (ConfigResource.BROKER, BROKER_LOGGER) else None,
+        lambda inquiry, part: (
+            CLUSTER_NAME if part.resource_type in (ConfigResource.BROKER, ConfigResource.BROKER_LOGGER) else None
+        ),
         answers=answers,
     )
 

@@ -1,5 +1,5 @@
 """Settings of topics and brokers: DescribeConfigs and IncrementalAlterConfigs at each broker that a setting concerns,
-or at any broker (KIP-226, KIP-339)."""
+or at any broker (KIP-226, KIP-339, KIP-412)."""
 
 from __future__ import annotations
 
@@ -19,7 +19,8 @@ from minibroker.protocol.model import WITHOUT_EFFECT, AlterOperation, ConfigSour
 
 
 class ConfigResource(NamedTuple):
-    """A topic, a broker, or all brokers, as the owner of settings. Use `of_topic`, `of_broker` or `of_all_brokers`."""
+    """A topic, a broker, or all brokers, as the owner of settings. Use `of_topic`, `of_broker`, `of_all_brokers` or
+    `of_broker_logger`."""
 
     type: ResourceType
     name: str
@@ -37,14 +38,22 @@ class ConfigResource(NamedTuple):
         """Return the default of all brokers; a broker's own setting overrides it."""
         return cls(ResourceType.BROKER, "")
 
+    @classmethod
+    def of_broker_logger(cls, broker_id: int) -> ConfigResource:
+        """Return the loggers of a broker. The value of each is its level: TRACE, DEBUG, INFO, WARN, ERROR or FATAL. A
+        change lasts until the broker ends."""
+        return cls(ResourceType.BROKER_LOGGER, str(broker_id))
+
     @property
     def broker_id(self) -> int | None:
         """The broker to ask; None: any broker."""
-        return int(self.name) if self.type is ResourceType.BROKER and self.name else None
+        return int(self.name) if self.type is not ResourceType.TOPIC and self.name else None
 
     def __str__(self) -> str:
         if self.type is ResourceType.TOPIC:
             return f"topic {self.name}"
+        if self.type is ResourceType.BROKER_LOGGER:
+            return f"the loggers of broker {self.name}"
         return f"broker {self.name}" if self.name else "all brokers"
 
 
@@ -123,6 +132,8 @@ def check_resources(resources: Iterable[ConfigResource]) -> list[ConfigResource]
             raise InvalidSetting("resources", resource, "give a ConfigResource, such as ConfigResource.of_topic(NAME)")
         if resource.type is ResourceType.BROKER and resource.name and not resource.name.isdecimal():
             raise InvalidSetting("resources", resource.name, "a broker's name is its id, and empty for all brokers")
+        if resource.type is ResourceType.BROKER_LOGGER and not resource.name.isdecimal():
+            raise InvalidSetting("resources", resource.name, "loggers belong to a broker: give its id")
         check_text("resources", resource.name)
     return checked
 

@@ -36,6 +36,10 @@ LOOK_S = 3.0
 
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Settings of this topic.")]
 BrokerOption = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Settings of this broker.")]
+LoggerOption = Annotated[
+    int | None,
+    typer.Option("--broker-logger", metavar="ID", min=0, help="Log levels of this broker, until it ends."),
+]
 DefaultOption = Annotated[
     bool, typer.Option("--broker-default", help="Defaults for all brokers. A broker's own value overrides them.")
 ]
@@ -50,6 +54,7 @@ SOURCES = {
     ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG: "all brokers, while they run",
     ConfigSource.STATIC_BROKER_CONFIG: "broker, when it started",
     ConfigSource.DEFAULT_CONFIG: "default",
+    ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG: "broker, until it ends",
 }
 """Where a value comes from."""
 
@@ -59,6 +64,7 @@ def describe(
     topic: TopicOption = None,
     broker: BrokerOption = None,
     broker_default: DefaultOption = False,
+    broker_logger: LoggerOption = None,
     user: quotas.UserOption = None,
     user_default: quotas.UserDefaultOption = False,
     client_id: quotas.ClientIdOption = None,
@@ -76,10 +82,10 @@ def describe(
     --client-id: the quotas of that user or client."""
     entity = quotas.entity_of(user, user_default, client_id, client_id_default, ip, ip_default)
     if entity is not None:
-        _only(topic, broker, broker_default)
+        _only(topic, broker, broker_default, broker_logger)
         quotas.describe(bootstrap_servers(bootstrap, data), entity, format)
         return
-    resource = _resource(topic, broker, broker_default)
+    resource = _resource(topic, broker, broker_default, broker_logger)
     entries = run(_describe(bootstrap_servers(bootstrap, data), resource))
     shown = [e for e in entries.values() if every or e.problem or e.source is not ConfigSource.DEFAULT_CONFIG]
     if format is Format.JSON:
@@ -116,6 +122,7 @@ def alter(
     topic: TopicOption = None,
     broker: BrokerOption = None,
     broker_default: DefaultOption = False,
+    broker_logger: LoggerOption = None,
     user: quotas.UserOption = None,
     user_default: quotas.UserDefaultOption = False,
     client_id: quotas.ClientIdOption = None,
@@ -155,13 +162,13 @@ def alter(
     connection_creation_rate."""
     entity = quotas.entity_of(user, user_default, client_id, client_id_default, ip, ip_default)
     if entity is not None:
-        _only(topic, broker, broker_default)
+        _only(topic, broker, broker_default, broker_logger)
         if append or subtract:
             raise UsageError("a quota is a number: give --set NAME=VALUE or --delete NAME")
         alter = users.alter if users.are_meant(set_ or [], delete or []) else quotas.alter
         alter(bootstrap_servers(bootstrap, data), entity, set_ or [], delete or [], validate_only, format)
         return
-    resource = _resource(topic, broker, broker_default)
+    resource = _resource(topic, broker, broker_default, broker_logger)
     if users.are_meant([text for text in set_ or [] if text.upper().startswith("SCRAM")], []):
         raise UsageError("a password belongs to a user: give --user NAME")
     pairs = [("--set", ConfigChange.set, set_), ("--append", ConfigChange.append, append)]
@@ -199,18 +206,21 @@ def alter(
         sys.stderr.write(f"warning: {name}: {why[:1].lower()}{why[1:]}\n")
 
 
-def _only(topic: str | None, broker: int | None, broker_default: bool) -> None:
-    if topic is not None or broker is not None or broker_default:
+def _only(topic: str | None, broker: int | None, broker_default: bool, logger: int | None) -> None:
+    if topic is not None or broker is not None or broker_default or logger is not None:
         raise UsageError("give a topic or broker, or a user or client, but not both")
 
 
-def _resource(topic: str | None, broker: int | None, broker_default: bool) -> ConfigResource:
-    if (topic is not None) + (broker is not None) + broker_default != 1:
+def _resource(topic: str | None, broker: int | None, broker_default: bool, logger: int | None) -> ConfigResource:
+    if (topic is not None) + (broker is not None) + broker_default + (logger is not None) != 1:
         raise UsageError(
-            "give one of --topic TOPIC, --broker ID, --broker-default, --user NAME, --client-id ID and --ip ADDRESS"
+            "give one of --topic TOPIC, --broker ID, --broker-default, --broker-logger ID, --user NAME, --client-id ID "
+            "and --ip ADDRESS"
         )
     if topic is not None:
         return ConfigResource.of_topic(checked_topic(topic))
+    if logger is not None:
+        return ConfigResource.of_broker_logger(logger)
     return ConfigResource.of_all_brokers() if broker is None else ConfigResource.of_broker(broker)
 
 
@@ -261,6 +271,8 @@ def _is_set_for(resource: ConfigResource, entry: ConfigEntry) -> bool:
     apply."""
     if resource.type is ResourceType.TOPIC:
         place = ConfigSource.DYNAMIC_TOPIC_CONFIG
+    elif resource.type is ResourceType.BROKER_LOGGER:
+        place = ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
     elif resource.broker_id is None:
         place = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
     else:

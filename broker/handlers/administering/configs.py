@@ -1,4 +1,4 @@
-"""DescribeConfigs, IncrementalAlterConfigs and AlterConfigs (KIP-226, KIP-339).
+"""DescribeConfigs, IncrementalAlterConfigs and AlterConfigs (KIP-226, KIP-339, KIP-412).
 
 Any broker serves the settings of topics and of all brokers (the empty name); a broker's settings are served by itself.
 Only `advertised.listeners` of a broker can be changed at any broker, because no client reaches a broker whose addresses
@@ -30,6 +30,7 @@ from minibroker.broker.settings.config_changes import (
 )
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.broker.settings.layers import DYNAMIC, with_dynamic
+from minibroker.broker.settings.log_levels import change_log_levels, log_levels
 from minibroker.broker.settings.parsing import (
     OF_LISTENER,
     from_earlier_release,
@@ -117,6 +118,10 @@ async def handle_describe_configs(services: Services, request: Request, body: De
         for resource in body.resources:
             await slices.breathe()
             try:
+                if resource.resource_type == ResourceType.BROKER_LOGGER:
+                    _check_is_own_logger(services, resource.resource_name)
+                    results.append(_description(ErrorCode.NONE, None, resource, _described_loggers(resource)))
+                    continue
                 if _is_of_another(services, resource.resource_type, resource.resource_name):
                     raise not_that_broker(resource.resource_name, services.configs.static.broker_id)
                 found = await reader.find(resource.resource_type, resource.resource_name)
@@ -209,6 +214,23 @@ def _is_of_another(services: Services, kind: int, name: str) -> bool:
     return kind == ResourceType.BROKER and name not in ("", str(services.configs.static.broker_id))
 
 
+def _check_is_own_logger(services: Services, name: str) -> None:
+    """Raises BrokerError INVALID_REQUEST unless these are the loggers of this broker."""
+    if not name:
+        raise BrokerError(ErrorCode.INVALID_REQUEST, "each broker has its own loggers: give a broker's id as the name")
+    if name != str(services.configs.static.broker_id):
+        raise not_that_broker(name, services.configs.static.broker_id)
+
+
+def _described_loggers(asked: DescribeConfigsResource) -> list[DescribeConfigsEntry]:
+    source = ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+    return [
+        DescribeConfigsEntry(name, level, False, source, False, [], ConfigType.STRING)
+        for name, level in log_levels().items()
+        if not asked.configuration_keys or name in asked.configuration_keys
+    ]
+
+
 def _no_topic(name: str) -> BrokerError:
     return BrokerError(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, f"there is no topic {name!r}")
 
@@ -236,7 +258,8 @@ async def _find(session: ZooKeeperSession, kind: int, name: str) -> _StoredConfi
         path = znodes.broker_config_path(int(name) if name else None)
     else:
         raise BrokerError(
-            ErrorCode.INVALID_REQUEST, f"resource type {kind} has no settings: give 2 (topic) or 4 (broker)"
+            ErrorCode.INVALID_REQUEST,
+            f"resource type {kind} has no settings: give 2 (topic), 4 (broker) or 8 (broker logger)",
         )
     try:
         data, stat = await session.get(path)
@@ -442,6 +465,12 @@ def _check_version(found: _StoredConfigs, asked: AlterConfigsResource) -> None:
 async def _alter(services: Services, given: AlterConfigsResource | ReplacedConfigs, validate_only: bool) -> None:
     """Change the settings of a resource. Raises BrokerError, and then nothing was changed, unless an earlier write
     whose answer was lost has made this very change."""
+    if given.resource_type == ResourceType.BROKER_LOGGER:
+        _check_is_own_logger(services, given.resource_name)
+        if isinstance(given, ReplacedConfigs):
+            raise BrokerError(ErrorCode.INVALID_REQUEST, "levels of loggers change by IncrementalAlterConfigs alone")
+        change_log_levels(given.configs, validate_only=validate_only)
+        return
     configs, sessions = services.configs, services.sessions
     topic_id = ""
     while True:
