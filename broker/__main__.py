@@ -224,7 +224,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         config, faults = _parse(sys.argv[1:] if arguments is None else arguments)
         if faults is not None:
-            world = FaultyWorld(real, FaultFile(faults, real.disk))
+            file = FaultFile(faults, real.disk)
+            zookeeper.cut_when(lambda: file.current.zookeeper_is_cut or file.current.is_isolated)
+            world = FaultyWorld(real, file)
         digest = zookeeper_digest(config, world.disk)
         if digest is not None:
             zookeeper.authenticate(

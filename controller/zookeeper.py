@@ -44,6 +44,7 @@ from kazoo.protocol.states import EventType, KazooState, ZnodeStat
 from kazoo.retry import KazooRetry
 from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
+from minibroker.controller.zookeeper_cut import Cut
 from minibroker.controller.zookeeper_protection import protect_all
 from minibroker.controller.zookeeper_threads import Inbox, WakeUps
 from minibroker.controller.zookeeper_tls import TlsConnector, pending
@@ -117,6 +118,11 @@ class KazooZooKeeper:
         self._sets_acl = False
         self._sets_root_acl = False
         self._contexts: Contexts | None = None
+        self._cut: Cut | None = None
+
+    def cut_when(self, is_cut: Callable[[], bool]) -> None:
+        """Let no packet through while `is_cut`, which any thread may call, returns true: for tests."""
+        self._cut = Cut(is_cut)
 
     def encrypt(self, contexts: Contexts) -> None:
         """Connect by TLS from now on. `contexts` is called for each connection, on a thread of its session."""
@@ -135,7 +141,7 @@ class KazooZooKeeper:
     async def connect(self, servers: str, session_timeout_ms: int, connect_timeout_ms: int) -> KazooSession:
         """See `minibroker.protocol.world.ZooKeeper`. Raises ValueError if `servers` is malformed."""
         session = KazooSession(
-            servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl, self._contexts
+            servers, session_timeout_ms, self._kazoo_log, self._digest, self._sets_acl, self._contexts, self._cut
         )
         try:
             try:
@@ -168,6 +174,7 @@ class KazooSession:
         digest: str | None = None,
         sets_acl: bool = False,
         contexts: Contexts | None = None,
+        cut: Cut | None = None,
     ) -> None:
         """`digest`, `sets_acl`: see `KazooZooKeeper.authenticate`. `contexts`: see `KazooZooKeeper.encrypt`."""
         self._servers = servers
@@ -186,6 +193,7 @@ class KazooSession:
             self._tls,
             _ANSWER_TIMEOUT_S if contexts is None else timeout_s,
             is_ensemble="," in hosts,
+            cut=cut,
         )
         try:
             self._client = KazooClient(
@@ -568,8 +576,10 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         tls: TlsConnector | None,
         answer_timeout_s: float,
         is_ensemble: bool,
+        cut: Cut | None,
     ) -> None:
         super().__init__()
+        self._cut = cut
         self._is_ensemble = is_ensemble
         self._last: tuple[str, int] | None = None
         """The server of the last connection, until kazoo asks for it again."""
@@ -596,6 +606,13 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         """Use poll: kazoo's own version creates an epoll for every message, which makes everything 1.5 times slower."""
         if len(readers) == 1 and not writers:  # not the main wait, which includes the wake-ups
             timeout = self._answer_timeout_s if timeout is None else min(timeout, self._answer_timeout_s)
+        return (
+            self._ready(readers, writers, timeout)
+            if self._cut is None
+            else self._cut.select(self._ready, readers, writers, timeout)
+        )
+
+    def _ready(self, readers: list[Any], writers: list[Any], timeout: float | None) -> Any:
         ready: tuple[list[Any], list[Any], list[Any]] = (pending(readers) if self._tls is not None else [], [], [])
         if ready[0]:
             timeout = 0
@@ -617,6 +634,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     ) -> socket.socket:
         if self.session_over:
             raise ConnectionAbortedError("the session is over")
+        if self._cut is not None:
+            self._cut.check()
         if address == self._last:
             # A server that hangs still accepts connections, and would take the rest of the session timeout. kazoo's
             # order is random.

@@ -7,14 +7,14 @@ from typing import Annotated
 import typer
 
 from minibroker.client.cli.terminal.output import DEFAULT_DATA, DataOption, Format, FormatOption, UsageError, note
-from minibroker.deploy.acting import WhoArgument, act
+from minibroker.deploy.acting import WhoArgument, act, parsed_who
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.local.who import Member, Who, name_of
 from minibroker.deploy.scenarios.words import parse_time
 
 app = typer.Typer(
-    help="Break the disk of a broker that `minibroker up --allow-faults` has started. No root is needed.",
+    help="Break the disk or the network of a broker that `minibroker up --allow-faults` has started, without root.",
     no_args_is_help=True,
 )
 
@@ -60,6 +60,53 @@ def slow_disk(
         who,
         format,
     )
+
+
+OtherArgument = Annotated[str, typer.Argument(metavar="OTHER", help="As WHO: the process at the other end.")]
+
+
+@app.command("cut")
+def cut(
+    who: WhoArgument,
+    other: OtherArgument,
+    one_way: Annotated[bool, typer.Option("--one-way", help="Lose only what WHO sends to OTHER.")] = False,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Lose all packets between two brokers, or between a broker and zookeeper. Connections stay open, silent."""
+    cluster, end = FaultyCluster(data), parsed_who(other)
+    act("cut", lambda found: cluster.cut(found, end, one_way=one_way), who, format)
+
+
+@app.command("isolate")
+def isolate(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Lose all packets of the broker: from and to other brokers, ZooKeeper and clients."""
+    act("isolate", FaultyCluster(data).isolate, who, format)
+
+
+@app.command("slow-network")
+def slow_network(
+    who: WhoArgument,
+    time: TimeArgument,
+    other: Annotated[
+        str | None,
+        typer.Option(
+            "--between", metavar="OTHER", help="Only packets between WHO and this broker, in both directions."
+        ),
+    ] = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Let each packet that the broker sends take TIME longer."""
+    cluster, delay_s = FaultyCluster(data), _seconds(time)
+    end = None if other is None else parsed_who(other)
+    act("slow-network", lambda found: cluster.slow_network(found, delay_s, end), who, format)
+
+
+@app.command("drop-connections")
+def drop_connections(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Break all connections of the broker once, with other brokers and with clients. They may connect again."""
+    act("drop-connections", FaultyCluster(data).drop_connections, who, format)
 
 
 def heal(

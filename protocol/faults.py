@@ -28,11 +28,31 @@ class DiskFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_d
     """Each write takes this much longer."""
 
 
+class Link(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
+    """The faults between this broker and another one."""
+
+    loses_sent: bool = False
+    """What this broker sends does not arrive."""
+    loses_received: bool = False
+    """What the other broker sends does not arrive."""
+    delay_ms: int = 0
+    """Each packet in either direction takes this much longer."""
+
+
 class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
     revision: int = 0
     """Increases with each change."""
     disks: dict[str, DiskFaults] = {}
     """By the path of the log directory."""
+    links: dict[int, Link] = {}
+    """By the id of the other broker, which has the counterpart."""
+    zookeeper_is_cut: bool = False
+    is_isolated: bool = False
+    """No packet arrives or leaves."""
+    delay_ms: int = 0
+    """Each packet that it sends takes this much longer."""
+    drops: int = 0
+    """How many times all its connections were to be dropped so far."""
 
 
 class Obeyed(msgspec.Struct, frozen=True):
@@ -40,11 +60,19 @@ class Obeyed(msgspec.Struct, frozen=True):
 
     revision: int
     """The revision that it obeys."""
+    ports: tuple[int, ...] = ()
+    """The ports on which it listens."""
 
 
 def obeyed_path(path: str) -> str:
     """Return the path of the file with `Obeyed`, beside the one with `Faults`."""
     return path.removesuffix(FILE_SUFFIX) + _OBEYED_SUFFIX
+
+
+def broker_of(name: str) -> int | None:
+    """Return the broker whose `Obeyed` a file with this name has; None if it is another file."""
+    number = name.removeprefix("broker-").removesuffix(_OBEYED_SUFFIX)
+    return int(number) if number.isdecimal() and name == f"broker-{number}{_OBEYED_SUFFIX}" else None
 
 
 def encoded(faults: Faults | Obeyed) -> bytes:
@@ -54,10 +82,13 @@ def encoded(faults: Faults | Obeyed) -> bytes:
 def decoded(data: bytes) -> Faults:
     """Raises ValueError with the rule."""
     faults = msgspec.json.decode(data, type=Faults)
+    delays = {"delay_ms": faults.delay_ms}
+    delays |= {f"delay_ms of link {peer}": link.delay_ms for peer, link in faults.links.items()}
     for path, disk in faults.disks.items():
-        for name, delay_ms in (("sync_delay_ms", disk.sync_delay_ms), ("write_delay_ms", disk.write_delay_ms)):
-            if not 0 <= delay_ms <= MAX_DELAY_MS:
-                raise ValueError(f"{name} of {path} is {delay_ms}: give milliseconds from 0 to {MAX_DELAY_MS}")
+        delays |= {f"sync_delay_ms of {path}": disk.sync_delay_ms, f"write_delay_ms of {path}": disk.write_delay_ms}
+    for name, delay_ms in delays.items():
+        if not 0 <= delay_ms <= MAX_DELAY_MS:
+            raise ValueError(f"{name} is {delay_ms}: give milliseconds from 0 to {MAX_DELAY_MS}")
     return faults
 
 
@@ -90,9 +121,49 @@ def disks_mended(faults: Faults) -> Faults:
     return msgspec.structs.replace(faults, disks={})
 
 
+def link_cut(faults: Faults, peer: int, *, sent: bool, received: bool) -> Faults:
+    """Cut the directions that are given, in addition to those that are cut already."""
+    link = faults.links.get(peer, Link())
+    cut = msgspec.structs.replace(
+        link, loses_sent=link.loses_sent or sent, loses_received=link.loses_received or received
+    )
+    return msgspec.structs.replace(faults, links={**faults.links, peer: cut})
+
+
+def link_slowed(faults: Faults, peer: int, delay_ms: int) -> Faults:
+    """Set the delay. Zero ends it."""
+    links = {**faults.links, peer: msgspec.structs.replace(faults.links.get(peer, Link()), delay_ms=delay_ms)}
+    return msgspec.structs.replace(faults, links={id: link for id, link in links.items() if link != Link()})
+
+
+def zookeeper_cut(faults: Faults) -> Faults:
+    return msgspec.structs.replace(faults, zookeeper_is_cut=True)
+
+
+def zookeeper_healed(faults: Faults) -> Faults:
+    return msgspec.structs.replace(faults, zookeeper_is_cut=False)
+
+
+def isolated(faults: Faults) -> Faults:
+    return msgspec.structs.replace(faults, is_isolated=True)
+
+
+def network_slowed(faults: Faults, delay_ms: int) -> Faults:
+    return msgspec.structs.replace(faults, delay_ms=delay_ms)
+
+
+def connections_dropped(faults: Faults) -> Faults:
+    return msgspec.structs.replace(faults, drops=faults.drops + 1)
+
+
 def healed(faults: Faults) -> Faults:
     """Return the end of all faults."""
-    return Faults(revision=faults.revision)
+    return Faults(revision=faults.revision, drops=faults.drops)
+
+
+def healed_towards(faults: Faults, peer: int) -> Faults:
+    """Return the end of the faults between this broker and the other one."""
+    return msgspec.structs.replace(faults, links={id: link for id, link in faults.links.items() if id != peer})
 
 
 def has_any(faults: Faults) -> bool:
@@ -115,6 +186,21 @@ def described(faults: Faults) -> list[str]:
             found.append(f"each fsync in {path} takes {disk.sync_delay_ms} ms longer")
         if disk.write_delay_ms:
             found.append(f"each write in {path} takes {disk.write_delay_ms} ms longer")
+    if faults.is_isolated:
+        found.append("it is isolated")
+    if faults.zookeeper_is_cut:
+        found.append("it is cut from ZooKeeper")
+    if faults.delay_ms:
+        found.append(f"each packet that it sends takes {faults.delay_ms} ms longer")
+    for peer, link in sorted(faults.links.items()):
+        if link.loses_sent and link.loses_received:
+            found.append(f"it is cut from broker {peer}")
+        elif link.loses_sent:
+            found.append(f"nothing that it sends arrives at broker {peer}")
+        elif link.loses_received:
+            found.append(f"nothing that broker {peer} sends arrives")
+        if link.delay_ms:
+            found.append(f"each packet between it and broker {peer} takes {link.delay_ms} ms longer")
     return found
 
 

@@ -10,11 +10,15 @@ that is cut off does not receive; a signal, which cannot be answered.
 
 from __future__ import annotations
 
+import contextlib
 import logging
+import os
 import threading
 from collections.abc import Callable
 
-from minibroker.protocol.faults import Faults, Obeyed, decoded, encoded, obeyed_path
+import msgspec
+
+from minibroker.protocol.faults import Faults, Obeyed, broker_of, decoded, encoded, obeyed_path
 from minibroker.protocol.world import Disk
 
 logger = logging.getLogger("minibroker.faults")
@@ -32,6 +36,10 @@ class FaultFile:
         self.current = Faults()
         self._disk = disk
         self._seen: bytes | None = None
+        self._revision = 0
+        """The revision that holds."""
+        self._ports: list[int] = []
+        self._lock = threading.Lock()
         self._listeners: list[FaultListener] = []
         self._ends = threading.Event()
         self._thread = threading.Thread(target=self._follow, name="faults", daemon=True)
@@ -71,13 +79,32 @@ class FaultFile:
         self.current = faults
         for listener in self._listeners:
             listener(faults)
+        self._revision = faults.revision
         self._acknowledge()
 
+    def listens_on(self, port: int) -> None:
+        """Publish a port of this broker, by which other brokers know a connection to it."""
+        self._ports.append(port)
+        self._acknowledge()
+
+    def peers(self) -> dict[int, int]:
+        """Return the broker behind each published port of the other brokers."""
+        directory, own = os.path.split(obeyed_path(self.path))
+        found: dict[int, int] = {}
+        for name in self._disk.list(directory):
+            broker_id = broker_of(name)
+            if broker_id is not None and name != own:
+                with contextlib.suppress(OSError, msgspec.MsgspecError):
+                    answer = msgspec.json.decode(self._disk.read_file(os.path.join(directory, name)), type=Obeyed)
+                    found |= dict.fromkeys(answer.ports, broker_id)
+        return found
+
     def _acknowledge(self) -> None:
-        try:
-            self._disk.write_atomically(obeyed_path(self.path), encoded(Obeyed(self.current.revision)))
-        except OSError as error:
-            logger.warning("%s cannot be written: %s", obeyed_path(self.path), error)
+        with self._lock:
+            try:
+                self._disk.write_atomically(obeyed_path(self.path), encoded(Obeyed(self._revision, tuple(self._ports))))
+            except OSError as error:
+                logger.warning("%s cannot be written: %s", obeyed_path(self.path), error)
 
     def _follow(self) -> None:
         while not self._ends.wait(_LOOK_EVERY_S):

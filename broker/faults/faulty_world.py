@@ -8,6 +8,7 @@ from typing import Any
 
 from minibroker.broker.faults.fault_file import FaultFile
 from minibroker.broker.faults.faulty_disk import FaultyDisk
+from minibroker.broker.faults.faulty_network import FaultyNetwork
 from minibroker.protocol.world import Beside, Clock, Disk, Executor, Network, World, ZooKeeper
 from minibroker.protocol.world.real import RealWorld
 
@@ -19,7 +20,7 @@ class FaultyWorld:
         self._world = world
         self._file = file
         self.clock: Clock = world.clock
-        self.network: Network = world.network
+        self.network: Network = FaultyNetwork(world.network, file)
         self.disk: Disk = FaultyDisk(world.disk, lambda: file.current)
         self.zookeeper: ZooKeeper = world.zookeeper
         self.random: Random = world.random

@@ -13,7 +13,7 @@ from minibroker.deploy.errors import LaunchError, hidden_from_pytest
 from minibroker.deploy.local import cluster_file, data_directory, injected
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import KILL_TIMEOUT_S, ProcessState, wait_until
-from minibroker.deploy.local.who import ZOOKEEPER, BrokerId, Member, Who
+from minibroker.deploy.local.who import ZOOKEEPER, BrokerId, Member, Who, ZooKeeperServer
 from minibroker.deploy.observing.cluster_view import ask_offline_log_dirs
 from minibroker.protocol import faults
 from minibroker.protocol.faults import Faults
@@ -44,11 +44,84 @@ class FaultyCluster(LocalCluster):
         delays_ms = injected.milliseconds(sync_delay_s), injected.milliseconds(write_delay_s)
         return self._inject(who, lambda id, found: faults.disks_slowed(found, self._disks(id, log_dir), *delays_ms))
 
+    def cut(self, who: Who, other: Who, *, one_way: bool = False) -> list[Member]:
+        """Lose all packets between members, or, `one_way`, those that the first sends to the other. Returns all of
+        them. One of them may be ZooKeeper."""
+        pairs = self._pairs(who, other)
+        if one_way and any(ZOOKEEPER in pair for pair in pairs):
+            raise LaunchError("a broker and ZooKeeper are cut apart in both ways: leave one-way out")
+        changes = _Changes()
+        for first, second in pairs:
+            if isinstance(first, int) and isinstance(second, int):
+                changes.add(first, partial(faults.link_cut, peer=second, sent=True, received=not one_way))
+                changes.add(second, partial(faults.link_cut, peer=first, sent=not one_way, received=True))
+            else:
+                changes.add(first if isinstance(first, int) else second, faults.zookeeper_cut)
+        return self._order(_members(pairs), changes.of)
+
+    def isolate(self, who: Who) -> list[Member]:
+        """Let no packet of the broker pass, from or to other brokers, ZooKeeper and clients."""
+        injected.check_allowed(self.file())
+        members = self.resolve(who)
+        if ZOOKEEPER in members:
+            raise LaunchError("ZooKeeper is isolated by a cut: `minibroker fault cut zookeeper all`")
+        changes = _Changes()
+        for member in members:
+            changes.add(member, faults.isolated)
+            for entry in self.file().brokers:  # their kernels would accept connections for it
+                if entry.id != member and isinstance(member, int):
+                    changes.add(entry.id, partial(faults.link_cut, peer=member, sent=True, received=True))
+        self._order(list(changes.by_broker), changes.of)
+        return members
+
+    def slow_network(self, who: Who, delay_s: float, other: Who | None = None) -> list[Member]:
+        """Let each packet that the broker sends take this much longer; or, with `other`, each packet between the two,
+        in either direction. Zero ends it."""
+        delay_ms = injected.milliseconds(delay_s)
+        if other is None:
+            return self._inject(who, lambda _, found: faults.network_slowed(found, delay_ms))
+        pairs = self._pairs(who, other)
+        if any(ZOOKEEPER in pair for pair in pairs):
+            raise LaunchError("the way to ZooKeeper cannot be slow: give two brokers; `fault cut` cuts it")
+        changes = _Changes()
+        for first, second in pairs:
+            for end, peer in ((first, second), (second, first)):
+                changes.add(end, partial(faults.link_slowed, peer=int(peer), delay_ms=delay_ms))
+        return self._order(_members(pairs), changes.of)
+
+    def drop_connections(self, who: Who) -> list[Member]:
+        """Break all connections of the broker except those to ZooKeeper, once."""
+        return self._inject(who, lambda _, found: faults.connections_dropped(found))
+
+    def _pairs(self, who: Who, other: Who) -> list[tuple[Member, Member]]:
+        """Raises LaunchError if there are none."""
+        injected.check_allowed(self.file())
+        pairs = [
+            (first, second)
+            for first in self.resolve(who, must_exist=True)
+            for second in self.resolve(other, must_exist=True)
+            if first != second
+        ]
+        if not pairs:
+            raise LaunchError("these are one and the same process: give two different ones")
+        return pairs
+
     def heal(self, who: Who) -> list[Member]:
-        """End all faults of these brokers, and return those that had any. A broker that has ended stays so."""
+        """End all faults of these brokers, those between them and others included, and return the brokers that had
+        any. A broker that has ended stays so."""
         ill = self.faults()
-        members = [member for member in self.resolve(who) if member in ill]
-        return self._order(members, lambda _, found: faults.healed(found))
+        members: list[Member] = [member for member in self.resolve(who) if member in ill]
+        changes = _Changes()
+        if isinstance(who, ZooKeeperServer):
+            members = [broker_id for broker_id, found in ill.items() if found.zookeeper_is_cut]
+            return self._order(members, lambda _, found: faults.zookeeper_healed(found))
+        for member in members:
+            changes.add(member, faults.healed)
+            for peer, found in ill.items():
+                if peer not in members and isinstance(member, int) and member in found.links:
+                    changes.add(peer, partial(faults.healed_towards, peer=member))
+        self._order(list(changes.by_broker), changes.of)
+        return members
 
     def mend_disk(self, who: Who) -> list[Member]:
         """End the faults of their disks, and restart the brokers that had taken a log directory offline for them."""
@@ -106,3 +179,23 @@ class FaultyCluster(LocalCluster):
 
     def _is_running(self, broker_id: int) -> bool:
         return self.state_of(broker_id) is ProcessState.RUNNING
+
+
+class _Changes:
+    """What is to change in the faults of each broker."""
+
+    def __init__(self) -> None:
+        self.by_broker: dict[Member, list[Callable[[Faults], Faults]]] = {}
+
+    def add(self, broker_id: Member, change: Callable[[Faults], Faults]) -> None:
+        self.by_broker.setdefault(broker_id, []).append(change)
+
+    def of(self, broker_id: int, found: Faults) -> Faults:
+        for change in self.by_broker.get(broker_id, ()):
+            found = change(found)
+        return found
+
+
+def _members(pairs: Iterable[tuple[Member, Member]]) -> list[Member]:
+    """Return each member once."""
+    return list(dict.fromkeys(member for pair in pairs for member in pair))

@@ -139,7 +139,7 @@ class _World:
                 place,
                 "a leader, coordinator or controller is running already: give a broker id, all, zookeeper or a name",
             )
-        if action.verb == "cut from":
+        if "other" in action.words:
             self._check_cut(place, words["who"], words["other"], targets)
         if "client" in words:
             self._check_client(place, action.verb, words["client"])

@@ -95,6 +95,12 @@ class LiveStage:
         if action.verb == "slow disk of by":
             await asyncio.gather(*(self._cluster.slow_disk(who, action.seconds()) for who in members))
             return
+        if action.verb in ("cut from", "cut packets from to"):
+            await self._cluster.cut(*members, one_way=action.verb != "cut from")
+            return
+        if action.verb == "slow network by":
+            await self._cluster.slow_network("all", action.seconds())
+            return
         act = {
             "kill": self._cluster.kill,
             "stop": self._cluster.stop,
@@ -102,6 +108,7 @@ class LiveStage:
             "pause": self._cluster.pause,
             "resume": self._cluster.resume,
             "isolate": self._cluster.isolate,
+            "drop connections of": self._cluster.drop_connections,
             "fill disk of": self._cluster.fill_disk,
             "break disk of": self._cluster.break_disk,
             "mend disk of": self._cluster.mend_disk,

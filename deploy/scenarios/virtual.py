@@ -143,6 +143,12 @@ class VirtualStage:
             case "cut from":
                 self._cut(*members)
                 return
+            case "cut packets from to":
+                source, target = members
+                assert isinstance(source, int)
+                assert isinstance(target, int)
+                network.block(host_name(source), host_name(target))
+                return
         for member in members:
             if isinstance(member, str):
                 zookeeper.start() if action.verb in ("start", "resume") else zookeeper.stop()
@@ -168,6 +174,8 @@ class VirtualStage:
             case "isolate":
                 self._simulation.network.unreachable(host.name, True)
                 self._simulation.zookeeper.cut(host.name)
+            case "drop connections of":
+                self._simulation.network.reset_all(host.name)
             case "power-cut":
                 cluster.power_cut(broker_id)
             case "expire":

@@ -88,11 +88,13 @@ ACTIONS = (
     Form("resume WHO", "SIGCONT."),
     Form("restart all in turn", "Stop and start each broker, and wait until its replicas are in sync."),
     Form("isolate WHO", "Cut a broker off from all others, from ZooKeeper and from clients."),
-    Form("cut WHO from OTHER", "Drop packets between two brokers, or between a broker and zookeeper.", _VIRTUAL),
+    Form("cut WHO from OTHER", "Drop packets between two brokers, or between a broker and zookeeper."),
+    Form("cut packets from WHO to OTHER", "Drop the packets that one broker sends to another one."),
+    Form("drop connections of WHO", "Break all connections of a broker, except those to zookeeper, once."),
     Form("heal", "End every isolate, cut, slow, fill and break."),
     Form("power-cut WHO", "The host loses its power, and data that was not synced.", _VIRTUAL),
     Form("expire WHO", "End the broker's ZooKeeper session.", _VIRTUAL),
-    Form("slow network by TIME", "Each packet takes this long.", _VIRTUAL),
+    Form("slow network by TIME", "Each packet takes this long; live, each packet that a broker sends."),
     Form("slow disk of WHO by TIME", "Each fdatasync takes this long."),
     Form("fill disk of WHO", "No file of the broker can grow."),
     Form("break disk of WHO", "Each call of the log directory fails with EIO."),
@@ -135,7 +137,7 @@ _PLACES = {
 
 FAULTS = frozenset(
     {"kill", "stop", "pause", "restart all in turn", "isolate", "cut from", "power-cut", "expire", "slow disk of by"}
-    | {"fill disk of", "break disk of", "slow network by"}
+    | {"fill disk of", "break disk of", "slow network by", "cut packets from to", "drop connections of"}
 )
 """The verbs after which a leader or controller counts as new."""
 

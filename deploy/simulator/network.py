@@ -133,6 +133,11 @@ class VirtualNetwork:
             end.broken()
         return len(ends)
 
+    def reset_all(self, host: str) -> int:
+        """Break all connections of a host with others, at both ends. Returns their number."""
+        own = self._address(host)
+        return sum(self.reset(host, other) for other in dict.fromkeys(self._addresses.values()) if other != own)
+
     def delay_standing(self, source: str, target: str, by_s: float) -> int:
         """Delay all further pieces of the existing connections from one host to another, the end of the stream
         included. Later connections are not affected. Returns the number of delayed connections."""

@@ -14,8 +14,8 @@ __tracebackhide__ = hidden_from_pytest
 
 
 class Breakable(Blocking):
-    """Faults of disks. They hold until `heal` or `restore`, also over a restart of the broker, and from the moment at
-    which the method returns; at brokers that are gone or paused, from their start or resumption."""
+    """Faults of disks and networks. They hold until `heal` or `restore`, also over a restart of the broker, and from
+    the moment at which the method returns; at brokers that are gone or paused, from their start or resumption."""
 
     _failed_disks: set[Member]
     """The brokers whose disks were full or broken since the last `restore`."""
@@ -48,6 +48,27 @@ class Breakable(Blocking):
             who,
             lambda launcher: launcher.slow_disk(parse_who(str(who)), sync_delay_s, write_delay_s),
         )
+
+    def cut(self, who: int | str, other: int | str, *, one_way: bool = False) -> list[Member]:
+        """Lose all packets between two brokers, or between a broker and `"zookeeper"`; `one_way`: those that the first
+        sends to the other. Connections stay open, and what was lost arrives after `heal`, as TCP sends it again."""
+        return self._injected(
+            "cut",
+            f"{who} {other}",
+            lambda launcher: launcher.cut(parse_who(str(who)), parse_who(str(other)), one_way=one_way),
+        )
+
+    def slow_network(self, who: int | str, delay_s: float, between: int | str | None = None) -> list[Member]:
+        """Let each packet that the broker sends take this much longer; or, with `between`, each packet between it and
+        that other broker, in either direction. Zero ends it."""
+        end = None if between is None else parse_who(str(between))
+        return self._injected(
+            "slow_network", who, lambda launcher: launcher.slow_network(parse_who(str(who)), delay_s, end)
+        )
+
+    def drop_connections(self, who: int | str) -> list[Member]:
+        """Break all connections of the broker, with brokers and clients, once."""
+        return self._injected("drop_connections", who, lambda launcher: launcher.drop_connections(parse_who(str(who))))
 
     def mend_disk(self, who: int | str) -> list[Member]:
         """End the faults of the broker's disk, and start the broker if it has ended for them."""

@@ -452,15 +452,18 @@ class SyncLocalCluster(Breakable):
 
     def isolate(self, who: int | str) -> list[Member]:
         """Cut the broker off: it runs on, but packets between it and other brokers, ZooKeeper and clients are dropped
-        silently. Needs root, iptables with its module `owner`, and setpriv; raises LaunchError if one is missing."""
+        silently. With root, iptables with its module `owner`, and setpriv, the kernel drops them; without one of these,
+        the broker itself does, and a client can connect to it but gets no answer."""
         return self._fault("isolate", who, lambda launcher: self._isolate(launcher, parse_who(str(who))))
 
     def _isolate(self, launcher: Launcher, who: Who) -> list[Member]:
         members = launcher.resolve(who, must_exist=True)
         assert self._isolation is not None
         if "zookeeper" in members:
-            raise LaunchError("ZooKeeper cannot be isolated: pause it, or isolate every broker")
+            raise LaunchError('ZooKeeper cannot be isolated like a broker: cut("zookeeper", "all") cuts it from all')
         self._unseen_faults += 1
+        if not self._isolation.is_possible:
+            return launcher.isolate(who)
         for id in members:
             assert isinstance(id, int)
             self._isolation.isolate(launcher.file().broker(id))
@@ -582,6 +585,9 @@ class LocalCluster(Asynchronous):
     pause = _in_threads(SyncLocalCluster.pause)
     resume = _in_threads(SyncLocalCluster.resume)
     isolate = _in_threads(SyncLocalCluster.isolate)
+    cut = _in_threads(SyncLocalCluster.cut)
+    slow_network = _in_threads(SyncLocalCluster.slow_network)
+    drop_connections = _in_threads(SyncLocalCluster.drop_connections)
     fill_disk = _in_threads(SyncLocalCluster.fill_disk)
     break_disk = _in_threads(SyncLocalCluster.break_disk)
     slow_disk = _in_threads(SyncLocalCluster.slow_disk)

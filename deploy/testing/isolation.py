@@ -33,6 +33,10 @@ class Isolation:
         self._missing = _what_is_missing()
         self._isolated: set[int] = set()
 
+    @property
+    def is_possible(self) -> bool:
+        return not self._missing
+
     def group_id(self, port: int) -> int | None:
         """Return the group id for the broker on `port`; None if brokers cannot be isolated here."""
         return None if self._missing else _FIRST_GROUP_ID + port
@@ -41,8 +45,8 @@ class Isolation:
         """Raises LaunchError if brokers cannot be isolated here."""
         if self._missing:
             raise LaunchError(
-                f"a broker cannot be isolated here: {self._missing}. Run the tests as root, with iptables (in "
-                "a container: --cap-add NET_ADMIN); without, `pause` is what comes nearest"
+                f"a broker cannot be isolated by the kernel here: {self._missing}. Run the tests as root, with "
+                "iptables (in a container: --cap-add NET_ADMIN)"
             )
         if broker.id in self._isolated:
             return

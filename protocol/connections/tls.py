@@ -15,7 +15,8 @@ import os
 import ssl
 import tempfile
 from collections.abc import Callable
-from typing import NamedTuple, TypeVar, cast
+from functools import partial
+from typing import NamedTuple, Protocol, TypeVar, cast, runtime_checkable
 
 from minibroker.protocol.world import Incoming, Listener, Network
 
@@ -120,6 +121,20 @@ def load_authorities(context: ssl.SSLContext, path: str | None = None, text: str
         raise UnusableCredentials(f"{path or 'the text'} cannot be read: {error}") from error
 
 
+@runtime_checkable
+class StartsTls(Protocol):
+    """A transport that a World has put in front of the event loop's, which knows only its own."""
+
+    async def start_tls(
+        self,
+        protocol: asyncio.BaseProtocol,
+        context: ssl.SSLContext,
+        *,
+        server_hostname: str,
+        ssl_handshake_timeout: float,
+    ) -> asyncio.Transport | None: ...
+
+
 class TlsNetwork:
     """A Network whose connections are TLS. `serving` gives the contexts of accepted connections, `connecting` those of
     connections made here."""
@@ -149,8 +164,12 @@ class TlsNetwork:
         assert self._connecting is not None
         protocol = factory()
         try:
-            transport = await asyncio.get_running_loop().start_tls(
-                below,
+            start_tls = (
+                below.start_tls
+                if isinstance(below, StartsTls)
+                else partial(asyncio.get_running_loop().start_tls, below)
+            )
+            transport = await start_tls(
                 protocol,
                 self._connecting(),
                 server_hostname=host,

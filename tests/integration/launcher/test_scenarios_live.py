@@ -30,6 +30,7 @@ pytestmark = pytest.mark.slow
         "everything-killed",
         "full-disk",
         "kip-101-log-divergence",
+        "partition-leader-follower",
         "unclean-election",
         "zombie-producer",
     ],

@@ -20,7 +20,6 @@ from minibroker import sync
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster as Launcher
 from minibroker.deploy.local.who import BrokerId
-from minibroker.deploy.testing import isolation
 from minibroker.testing import LaunchTimedOut, LocalCluster, SyncLocalCluster
 from tests.testing_support import OWNER, left_behind, owner
 from tests.waiting import until_true
@@ -180,14 +179,6 @@ def test_every_fault_takes_effect_and_restore_repairs_all_of_them() -> None:
         cluster.kill("zookeeper")
         cluster.restore()
         assert producer.send("orders", b"2").result().offset == 2
-
-
-@pytest.mark.slow
-def test_if_brokers_cannot_be_isolated_the_error_names_the_missing_tool(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(isolation, "_what_is_missing", lambda: "there is no program iptables on the PATH")
-    with SyncLocalCluster(1) as cluster:
-        with pytest.raises(LaunchError, match=r"cannot be isolated here: there is no program iptables.* `pause`"):
-            cluster.isolate(1)
         cluster.wait_healthy()
 
 

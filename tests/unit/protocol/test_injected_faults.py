@@ -43,6 +43,48 @@ def test_each_fault_is_described() -> None:
     assert faults.described(Faults(4)) == []
 
 
+def test_faults_of_the_network_are_described_by_what_is_lost() -> None:
+    ill = faults.link_cut(Faults(), 2, sent=True, received=False)
+    assert faults.described(ill) == ["nothing that it sends arrives at broker 2"]
+    ill = faults.link_cut(ill, 2, sent=False, received=True)
+    assert faults.described(ill) == ["it is cut from broker 2"]
+    ill = faults.link_slowed(faults.link_cut(ill, 3, sent=False, received=True), 3, 50)
+    ill = faults.network_slowed(faults.zookeeper_cut(faults.isolated(ill)), 7)
+    assert faults.described(ill) == [
+        "it is isolated",
+        "it is cut from ZooKeeper",
+        "each packet that it sends takes 7 ms longer",
+        "it is cut from broker 2",
+        "nothing that broker 3 sends arrives",
+        "each packet between it and broker 3 takes 50 ms longer",
+    ]
+    assert faults.decoded(faults.encoded(ill)) == ill
+    assert faults.healed_towards(ill, 2).links.keys() == {3}
+    assert not faults.zookeeper_healed(ill).zookeeper_is_cut
+    assert faults.healed(ill) == Faults()
+
+
+def test_dropped_connections_are_no_fault_that_lasts() -> None:
+    dropped = faults.connections_dropped(faults.connections_dropped(Faults()))
+    assert dropped.drops == 2
+    assert not faults.has_any(dropped)
+    assert faults.healed(faults.isolated(dropped)).drops == 2
+
+
+def test_a_delay_that_ends_leaves_no_link() -> None:
+    assert faults.link_slowed(faults.link_slowed(Faults(), 2, 50), 2, 0) == Faults()
+    both = faults.link_slowed(faults.link_cut(Faults(), 2, sent=True, received=True), 2, 50)
+    assert faults.described(faults.link_slowed(both, 2, 0)) == ["it is cut from broker 2"]
+
+
+@pytest.mark.parametrize(
+    ("name", "broker"),
+    [("broker-12.obeyed.json", 12), ("broker-1.json", None), ("broker-.obeyed.json", None), ("x-1.obeyed.json", None)],
+)
+def test_an_answer_is_known_by_its_name(name: str, broker: int | None) -> None:
+    assert faults.broker_of(name) == broker
+
+
 def test_faults_survive_the_file() -> None:
     ill = faults.disks_slowed(faults.disks_filled(Faults(9), [ONE]), [TWO], 200, 30)
     assert faults.decoded(faults.encoded(ill)) == ill
@@ -54,6 +96,8 @@ def test_faults_survive_the_file() -> None:
     [
         ('{"disks": {"/data/one": {"sync_delay_ms": -1}}}', "sync_delay_ms of /data/one is -1: give milliseconds"),
         ('{"disks": {"/data/one": {"write_delay_ms": 600001}}}', "write_delay_ms of /data/one is 600001"),
+        ('{"links": {"2": {"delay_ms": -5}}}', "delay_ms of link 2 is -5"),
+        ('{"delay_ms": 600001}', "delay_ms is 600001"),
         ('{"disks": {"/data/one": {"is_ful": true}}}', "unknown field `is_ful`"),
         ('{"revision": "x"}', "Expected `int`"),
         ("{", "truncated"),

@@ -68,6 +68,69 @@ def test_what_cannot_be_broken_is_refused_with_the_names(tmp_path: Path) -> None
     assert cluster.faults() == {}
 
 
+def words(cluster: FaultyCluster) -> dict[int, list[str]]:
+    return {broker_id: faults.described(found) for broker_id, found in cluster.faults().items()}
+
+
+def test_both_ends_know_of_a_cut_and_both_are_healed(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    assert cluster.cut(BrokerId(1), BrokerId(2), one_way=True) == [1, 2]
+    assert words(cluster) == {
+        1: ["nothing that it sends arrives at broker 2"],
+        2: ["nothing that broker 1 sends arrives"],
+    }
+    assert cluster.heal(BrokerId(2)) == [2]
+    assert cluster.faults() == {}
+    assert cluster.cut(BrokerId(1), AllBrokers()) == [1, 2]
+    assert words(cluster) == {1: ["it is cut from broker 2"], 2: ["it is cut from broker 1"]}
+    cluster.heal(AllBrokers())
+    cluster.slow_network(BrokerId(2), 0.05, BrokerId(1))
+    assert words(cluster) == {
+        1: ["each packet between it and broker 2 takes 50 ms longer"],
+        2: ["each packet between it and broker 1 takes 50 ms longer"],
+    }
+    cluster.slow_network(BrokerId(1), 0.0, BrokerId(2))
+    assert cluster.faults() == {}
+
+
+def test_zookeeper_is_cut_from_all_and_healed_by_its_name(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    assert cluster.cut(ZooKeeperServer(), AllBrokers()) == ["zookeeper", 1, 2]
+    cluster.fill_disk(BrokerId(2))
+    assert words(cluster)[1] == ["it is cut from ZooKeeper"]
+    assert cluster.heal(ZooKeeperServer()) == [1, 2]
+    assert words(cluster) == {2: [f"the disk of {tmp_path}/broker-2 is full"]}
+
+
+def test_an_isolated_broker_is_cut_from_the_others_at_their_ends_too(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    assert cluster.isolate(BrokerId(1)) == [1]
+    assert words(cluster) == {1: ["it is isolated"], 2: ["it is cut from broker 1"]}
+    assert cluster.heal(BrokerId(1)) == [1]
+    assert cluster.faults() == {}
+
+
+def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    with pytest.raises(LaunchError, match="one and the same process: give two different ones"):
+        cluster.cut(BrokerId(1), BrokerId(1))
+    with pytest.raises(LaunchError, match="cut apart in both ways: leave one-way out"):
+        cluster.cut(BrokerId(1), ZooKeeperServer(), one_way=True)
+    with pytest.raises(LaunchError, match="the way to ZooKeeper cannot be slow"):
+        cluster.slow_network(BrokerId(1), 0.1, ZooKeeperServer())
+    with pytest.raises(LaunchError, match="`minibroker fault cut zookeeper all`"):
+        cluster.isolate(ZooKeeperServer())
+    assert cluster.faults() == {}
+
+
+def test_connections_are_dropped_as_often_as_it_is_said(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    cluster.drop_connections(AllBrokers())
+    cluster.drop_connections(BrokerId(1))
+    assert [injected.faults_of(tmp_path, number).drops for number in (1, 2)] == [2, 1]
+    assert cluster.faults() == {}
+
+
 def test_a_damaged_file_is_reported_with_the_remedy(tmp_path: Path) -> None:
     cluster = cluster_in(tmp_path)
     injected.file_of(tmp_path, 1).write_text("{")

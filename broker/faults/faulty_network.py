@@ -1,0 +1,147 @@
+"""A network that loses packets or is slow where the fault file says so. See `links` for who treats which connection."""
+
+from __future__ import annotations
+
+import asyncio
+import contextlib
+import threading
+from collections.abc import Callable
+from ssl import SSLContext
+from typing import TypeVar, cast
+
+from minibroker.broker.faults.fault_file import FaultFile
+from minibroker.broker.faults.faulty_connection import FaultyConnection, Outer
+from minibroker.broker.faults.links import Treatment, accepted, opened
+from minibroker.protocol.faults import Faults
+from minibroker.protocol.world import Incoming, Listener, Network
+
+P = TypeVar("P", bound=asyncio.BaseProtocol)
+
+_APPLIED_EVERY_S = 0.1
+
+
+class FaultyNetwork:
+    """See `minibroker.protocol.world.Network`."""
+
+    def __init__(self, network: Network, file: FaultFile) -> None:
+        self._network = network
+        self._file = file
+        self._loop: asyncio.AbstractEventLoop | None = None
+        self._changed = asyncio.Event()
+        self._connections: set[FaultyConnection] = set()
+        self._waiting: list[Callable[[], None]] = []
+        """Accepted connections that nobody looks at while the broker is isolated."""
+        self._drops = file.current.drops
+        file.on_change(self._tell_loop)
+
+    async def addresses(self, host: str) -> list[str]:
+        return await self._network.addresses(host)
+
+    async def listen(self, host: str, port: int) -> Listener:
+        self._loop = asyncio.get_running_loop()
+        listener = await self._network.listen(host, port)
+        self._file.listens_on(listener.port)
+        return _FaultyListener(listener, self)
+
+    async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
+        self._loop = asyncio.get_running_loop()
+        while (treatment := self._of_opened(port)).is_cut:
+            await self._change()
+        if delay_s := treatment.sent.delay_s + treatment.received.delay_s:
+            await asyncio.sleep(delay_s)
+        outer = await self._network.connect(host, port, lambda: self._outer(factory, port))
+        outer.connection.treat(self._of_opened(port))
+        return cast(P, outer.connection.inner)
+
+    def _outer(self, factory: Callable[[], asyncio.BaseProtocol], port: int | None) -> Outer:
+        return FaultyConnection(factory(), port, self._connections).outer()
+
+    async def _change(self) -> None:
+        changed = self._changed
+        await changed.wait()
+
+    def _of_opened(self, port: int) -> Treatment:
+        faults = self._file.current
+        return opened(faults, self._file.peers().get(port) if faults.links else None)
+
+    # -- accepted connections --
+
+    def arrived(self, take: Callable[[], None]) -> None:
+        if self._file.current.is_isolated:
+            self._waiting.append(take)
+        else:
+            take()
+
+    async def attached(self, incoming: Incoming, factory: Callable[[], P], tls: SSLContext | None) -> P:
+        outer = await incoming.attach(lambda: self._outer(factory, None), tls)
+        outer.connection.treat(accepted(self._file.current))
+        return cast(P, outer.connection.inner)
+
+    # -- changes --
+
+    def _tell_loop(self, faults: Faults) -> None:
+        """Called by the thread of the file. Returns when the connections are treated."""
+        loop = self._loop
+        if loop is None:
+            return
+        is_done = threading.Event()
+
+        def apply() -> None:
+            self._apply(faults)
+            is_done.set()
+
+        with contextlib.suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(apply)
+            while not is_done.wait(_APPLIED_EVERY_S) and loop.is_running():
+                pass
+
+    def _apply(self, faults: Faults) -> None:
+        if faults.drops != self._drops:
+            self._drops = faults.drops
+            for connection in list(self._connections):
+                connection.abort()
+        peers = self._file.peers() if faults.links else {}
+        for connection in list(self._connections):
+            port = connection.port
+            connection.treat(accepted(faults) if port is None else opened(faults, peers.get(port)))
+        self._changed.set()
+        self._changed = asyncio.Event()
+        if not faults.is_isolated:
+            waiting, self._waiting = self._waiting, []
+            for take in waiting:
+                take()
+
+
+class _FaultyListener:
+    def __init__(self, listener: Listener, network: FaultyNetwork) -> None:
+        self._listener = listener
+        self._network = network
+
+    @property
+    def port(self) -> int:
+        return self._listener.port
+
+    def start(self, on_connection: Callable[[Incoming], None], may_accept: Callable[[], bool] = lambda: True) -> None:
+        def arrived(incoming: Incoming) -> None:
+            self._network.arrived(lambda: on_connection(_FaultyIncoming(incoming, self._network)))
+
+        self._listener.start(arrived, may_accept)
+
+    async def close(self) -> None:
+        await self._listener.close()
+
+
+class _FaultyIncoming:
+    def __init__(self, incoming: Incoming, network: FaultyNetwork) -> None:
+        self._incoming = incoming
+        self._network = network
+
+    @property
+    def peer(self) -> str:
+        return self._incoming.peer
+
+    async def attach(self, factory: Callable[[], P], tls: SSLContext | None = None) -> P:
+        return await self._network.attached(self._incoming, factory, tls)
+
+    def close(self) -> None:
+        self._incoming.close()

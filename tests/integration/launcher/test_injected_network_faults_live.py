@@ -1,0 +1,139 @@
+"""Networks that brokers break by themselves, on real processes and as an ordinary user."""
+
+from __future__ import annotations
+
+import tempfile
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+import minibroker
+from minibroker import sync
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.testing import isolation
+from minibroker.protocol.model import TopicPartition
+from minibroker.testing import SyncLocalCluster
+from tests.testing_support import left_behind
+from tests.waiting import until_true
+
+pytestmark = pytest.mark.slow
+
+ORDERS = TopicPartition("orders", 0)
+SETTINGS = {"replica.lag.time.max.ms": "5000", "zookeeper.session.timeout.ms": "5000"}
+TOPIC = minibroker.NewTopic("orders", configs={"min.insync.replicas": "2"})
+
+
+@pytest.fixture(scope="module")
+def cluster(tmp_path_factory: pytest.TempPathFactory) -> Iterator[SyncLocalCluster]:
+    """A cluster that each test leaves as `restore` does. It finds no root."""
+    directory = tmp_path_factory.mktemp("clusters")
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(tempfile, "tempdir", str(directory))
+        patch.setattr(isolation, "_what_is_missing", lambda: "there is no program iptables on the PATH")
+        with SyncLocalCluster(3, topics=[TOPIC], settings=SETTINGS) as made:
+            yield made
+    assert left_behind(directory) == []
+
+
+@pytest.fixture(autouse=True)
+def restored(cluster: SyncLocalCluster) -> Iterator[None]:
+    yield
+    cluster.restore(120)
+
+
+def in_sync(cluster: SyncLocalCluster) -> set[int]:
+    return set(FaultyCluster(cluster.directory).view().partitions[ORDERS].isr_nodes)
+
+
+def one(found: list[minibroker.testing.Member]) -> int:
+    [member] = found
+    assert isinstance(member, int)
+    return member
+
+
+def leader_and_follower(cluster: SyncLocalCluster) -> tuple[int, int]:
+    """Return the leader, and a follower that is not the controller: the controller's orders go on."""
+    leader = one(cluster.find("leader:orders-0"))
+    return leader, max({1, 2, 3} - {leader, one(cluster.find("controller"))})
+
+
+@pytest.mark.parametrize("way", ["both", "to the follower", "to the leader"])
+def test_a_follower_that_is_cut_from_its_leader_leaves_the_isr_until_it_is_healed(
+    cluster: SyncLocalCluster, way: str
+) -> None:
+    leader, follower = leader_and_follower(cluster)
+    ends = (follower, leader) if way == "to the leader" else (leader, follower)
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        producer.send("orders", b"before").result()
+        assert cluster.cut(*ends, one_way=way != "both") == list(ends)
+        assert len(FaultyCluster(cluster.directory).status().faults) == 2
+        without_it = producer.send("orders", b"without it")
+        until_true(lambda: in_sync(cluster) == {1, 2, 3} - {follower})
+        without_it.result()
+        assert cluster.find("leader:orders-0") == [leader]
+        cluster.heal()
+        until_true(lambda: in_sync(cluster) == {1, 2, 3})
+
+
+def test_a_controller_that_is_cut_from_zookeeper_is_followed_by_another(cluster: SyncLocalCluster) -> None:
+    controller = one(cluster.find("controller"))
+    cluster.cut("controller", "zookeeper")
+    until_true(lambda: FaultyCluster(cluster.directory).view().controller_id not in (None, controller))
+    cluster.heal()
+    cluster.wait_healthy(120)
+
+
+def test_a_leader_is_isolated_without_root(cluster: SyncLocalCluster) -> None:
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        producer.send("orders", b"before").result()
+        leader = one(cluster.isolate("leader:orders-0"))
+        producer.send("orders", b"elsewhere").result()
+        assert cluster.find("leader:orders-0") != [leader]
+        assert f"isolate leader:orders-0 (broker {leader})" in cluster.evidence()
+        cluster.heal()
+        until_true(lambda: in_sync(cluster) == {1, 2, 3})
+
+
+def test_dropped_connections_are_made_anew_and_nothing_is_lost(cluster: SyncLocalCluster) -> None:
+    _, dropped = leader_and_follower(cluster)
+    controller = one(cluster.find("controller"))
+    begin = len(cluster.log_of(controller).read_text())
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        producer.send("orders", b"before").result()
+        cluster.drop_connections(dropped)
+        until_true(
+            lambda: f"the connection to broker {dropped} was lost" in cluster.log_of(controller).read_text()[begin:]
+        )
+        cluster.drop_connections("all")
+        producer.send("orders", b"after").result()
+    assert FaultyCluster(cluster.directory).status().faults == {}
+
+
+def test_an_acknowledgement_takes_as_long_as_the_slow_way_to_a_follower(cluster: SyncLocalCluster) -> None:
+    leader, follower = leader_and_follower(cluster)
+    until_true(lambda: in_sync(cluster) == {1, 2, 3})
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        producer.send("orders", b"before").result()
+        cluster.slow_network(leader, 0.4, between=follower)
+        began_s = time.monotonic()
+        producer.send("orders", b"late").result()
+        assert time.monotonic() - began_s >= 0.4
+        cluster.heal()
+        cluster.slow_network(leader, 0.3)
+        began_s = time.monotonic()
+        producer.send("orders", b"late").result()
+        assert time.monotonic() - began_s >= 0.3
+
+
+def test_brokers_are_cut_apart_where_they_speak_tls(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    with SyncLocalCluster(3, topics=[TOPIC], settings=SETTINGS, tls=True) as cluster:
+        leader, follower = leader_and_follower(cluster)
+        cluster.cut(leader, follower)
+        with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+            producer.send("orders", b"without it").result()
+        until_true(lambda: in_sync(cluster) == {1, 2, 3} - {follower})
+        cluster.heal()
+        until_true(lambda: in_sync(cluster) == {1, 2, 3})
