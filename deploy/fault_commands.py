@@ -14,7 +14,7 @@ from minibroker.deploy.local.who import Member, Who, name_of
 from minibroker.deploy.scenarios.words import parse_time
 
 app = typer.Typer(
-    help="Break the disk or the network of a broker that `minibroker up --allow-faults` has started, without root.",
+    help="Break the disk, network or clock of a broker that `minibroker up --allow-faults` has started, without root.",
     no_args_is_help=True,
 )
 
@@ -107,6 +107,19 @@ def slow_network(
 def drop_connections(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Break all connections of the broker once, with other brokers and with clients. They may connect again."""
     act("drop-connections", FaultyCluster(data).drop_connections, who, format)
+
+
+@app.command("move-clock")
+def move_clock(
+    who: WhoArgument,
+    time: TimeArgument,
+    back: Annotated[bool, typer.Option("--back", help="Backward.")] = False,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Let the broker's wall clock jump forward by TIME, in addition to earlier jumps."""
+    cluster, by_s = FaultyCluster(data), _seconds(time) * (-1 if back else 1)
+    act("move-clock", lambda found: cluster.move_clock(found, by_s), who, format)
 
 
 def heal(

@@ -13,6 +13,7 @@ import msgspec
 FILE_SUFFIX = ".json"
 _OBEYED_SUFFIX = ".obeyed.json"
 MAX_DELAY_MS = 600_000
+MAX_CLOCK_OFFSET_MS = 10 * 365 * 86_400_000
 
 
 class DiskFaults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defaults=True):
@@ -53,6 +54,8 @@ class Faults(msgspec.Struct, frozen=True, forbid_unknown_fields=True, omit_defau
     """Each packet that it sends takes this much longer."""
     drops: int = 0
     """How many times all its connections were to be dropped so far."""
+    clock_offset_ms: int = 0
+    """Added to its wall clock, and to no other clock."""
 
 
 class Obeyed(msgspec.Struct, frozen=True):
@@ -89,6 +92,8 @@ def decoded(data: bytes) -> Faults:
     for name, delay_ms in delays.items():
         if not 0 <= delay_ms <= MAX_DELAY_MS:
             raise ValueError(f"{name} is {delay_ms}: give milliseconds from 0 to {MAX_DELAY_MS}")
+    if abs(faults.clock_offset_ms) > MAX_CLOCK_OFFSET_MS:
+        raise ValueError(f"clock_offset_ms is {faults.clock_offset_ms}: give at most {MAX_CLOCK_OFFSET_MS}, as + or -")
     return faults
 
 
@@ -152,6 +157,12 @@ def network_slowed(faults: Faults, delay_ms: int) -> Faults:
     return msgspec.structs.replace(faults, delay_ms=delay_ms)
 
 
+def clock_moved(faults: Faults, by_ms: int) -> Faults:
+    """Move the wall clock in addition to earlier moves, but not further than it can be."""
+    offset_ms = min(max(faults.clock_offset_ms + by_ms, -MAX_CLOCK_OFFSET_MS), MAX_CLOCK_OFFSET_MS)
+    return msgspec.structs.replace(faults, clock_offset_ms=offset_ms)
+
+
 def connections_dropped(faults: Faults) -> Faults:
     return msgspec.structs.replace(faults, drops=faults.drops + 1)
 
@@ -190,6 +201,9 @@ def described(faults: Faults) -> list[str]:
         found.append("it is isolated")
     if faults.zookeeper_is_cut:
         found.append("it is cut from ZooKeeper")
+    if faults.clock_offset_ms:
+        side = "ahead" if faults.clock_offset_ms > 0 else "behind"
+        found.append(f"its wall clock is {abs(faults.clock_offset_ms)} ms {side}")
     if faults.delay_ms:
         found.append(f"each packet that it sends takes {faults.delay_ms} ms longer")
     for peer, link in sorted(faults.links.items()):

@@ -9,8 +9,23 @@ from typing import Any
 from minibroker.broker.faults.fault_file import FaultFile
 from minibroker.broker.faults.faulty_disk import FaultyDisk
 from minibroker.broker.faults.faulty_network import FaultyNetwork
+from minibroker.protocol.faults import Faults
 from minibroker.protocol.world import Beside, Clock, Disk, Executor, Network, World, ZooKeeper
 from minibroker.protocol.world.real import RealWorld
+
+
+class FaultyClock:
+    """See `minibroker.protocol.world.Clock`. `faults` returns the present ones."""
+
+    def __init__(self, clock: Clock, faults: Callable[[], Faults]) -> None:
+        self._clock = clock
+        self._faults = faults
+
+    def monotonic(self) -> float:
+        return self._clock.monotonic()
+
+    def wall_ms(self) -> int:
+        return self._clock.wall_ms() + self._faults().clock_offset_ms
 
 
 class FaultyWorld:
@@ -19,7 +34,7 @@ class FaultyWorld:
     def __init__(self, world: RealWorld, file: FaultFile) -> None:
         self._world = world
         self._file = file
-        self.clock: Clock = world.clock
+        self.clock: Clock = FaultyClock(world.clock, lambda: file.current)
         self.network: Network = FaultyNetwork(world.network, file)
         self.disk: Disk = FaultyDisk(world.disk, lambda: file.current)
         self.zookeeper: ZooKeeper = world.zookeeper

@@ -6,6 +6,7 @@ The brokers inject them into themselves (`injected.py`); a process is killed or 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
@@ -92,6 +93,13 @@ class FaultyCluster(LocalCluster):
     def drop_connections(self, who: Who) -> list[Member]:
         """Break all connections of the broker except those to ZooKeeper, once."""
         return self._inject(who, lambda _, found: faults.connections_dropped(found))
+
+    def move_clock(self, who: Who, by_s: float) -> list[Member]:
+        """Let the broker's wall clock jump forward, or backward if negative, in addition to earlier jumps."""
+        by_ms = round(by_s * 1_000) if math.isfinite(by_s) else faults.MAX_CLOCK_OFFSET_MS + 1
+        if abs(by_ms) > faults.MAX_CLOCK_OFFSET_MS:
+            raise LaunchError(f"a clock that jumps by {by_s:g} s: give at most ten years, forward or backward")
+        return self._inject(who, lambda _, found: faults.clock_moved(found, by_ms))
 
     def _pairs(self, who: Who, other: Who) -> list[tuple[Member, Member]]:
         """Raises LaunchError if there are none."""

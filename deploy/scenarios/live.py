@@ -101,6 +101,9 @@ class LiveStage:
         if action.verb == "slow network by":
             await self._cluster.slow_network("all", action.seconds())
             return
+        if action.verb == "move clock of by":
+            await asyncio.gather(*(self._cluster.move_clock(who, action.seconds()) for who in members))
+            return
         act = {
             "kill": self._cluster.kill,
             "stop": self._cluster.stop,

@@ -211,6 +211,7 @@ class VirtualStage:
             network.unreachable(host, False)
             zookeeper.uncut(host)
             self._simulation.host(host).disk.faults.clear()
+            self._simulation.host(host).clock_offset_ms = 0
 
     async def restore(self) -> None:
         self._heal()

@@ -14,8 +14,8 @@ __tracebackhide__ = hidden_from_pytest
 
 
 class Breakable(Blocking):
-    """Faults of disks and networks. They hold until `heal` or `restore`, also over a restart of the broker, and from
-    the moment at which the method returns; at brokers that are gone or paused, from their start or resumption."""
+    """Faults of disks, networks and clocks. They hold until `heal` or `restore`, also over a restart of the broker, and
+    from the moment at which the method returns; at brokers that are gone or paused, from their start or resumption."""
 
     _failed_disks: set[Member]
     """The brokers whose disks were full or broken since the last `restore`."""
@@ -69,6 +69,11 @@ class Breakable(Blocking):
     def drop_connections(self, who: int | str) -> list[Member]:
         """Break all connections of the broker, with brokers and clients, once."""
         return self._injected("drop_connections", who, lambda launcher: launcher.drop_connections(parse_who(str(who))))
+
+    def move_clock(self, who: int | str, by_s: float) -> list[Member]:
+        """Let the broker's wall clock jump forward, or backward if negative, in addition to earlier jumps. Its timers
+        go by another clock, as on any machine. `heal` sets it right, which is a jump as well."""
+        return self._injected("move_clock", who, lambda launcher: launcher.move_clock(parse_who(str(who)), by_s))
 
     def mend_disk(self, who: int | str) -> list[Member]:
         """End the faults of the broker's disk, and start the broker if it has ended for them."""

@@ -588,6 +588,7 @@ class LocalCluster(Asynchronous):
     cut = _in_threads(SyncLocalCluster.cut)
     slow_network = _in_threads(SyncLocalCluster.slow_network)
     drop_connections = _in_threads(SyncLocalCluster.drop_connections)
+    move_clock = _in_threads(SyncLocalCluster.move_clock)
     fill_disk = _in_threads(SyncLocalCluster.fill_disk)
     break_disk = _in_threads(SyncLocalCluster.break_disk)
     slow_disk = _in_threads(SyncLocalCluster.slow_disk)

@@ -113,6 +113,23 @@ def test_writes_can_be_slow_too(cluster: SyncLocalCluster) -> None:
         assert time.monotonic() - began_s >= 0.7
 
 
+def test_a_clock_that_is_moved_stamps_records_and_is_set_right(cluster: SyncLocalCluster) -> None:
+    cluster.create_topics([minibroker.NewTopic("stamped", configs={"message.timestamp.type": "LogAppendTime"})])
+    hour_ms = 3_600_000
+
+    def stamped() -> int:
+        return producer.send("stamped", b"now").result().timestamp_ms - time.time_ns() // 1_000_000
+
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        assert abs(stamped()) < hour_ms // 2
+        cluster.move_clock("leader:stamped-0", 3_600)
+        assert abs(stamped() - hour_ms) < hour_ms // 2
+        cluster.move_clock("leader:stamped-0", -7_200)
+        assert abs(stamped() + hour_ms) < hour_ms // 2
+        cluster.heal()
+        assert abs(stamped()) < hour_ms // 2
+
+
 def test_one_of_two_disks_breaks_by_the_command_line(tmp_path: Path) -> None:
     """Only where the cluster was started for it; its other disk goes on, and a restart repairs it."""
     cluster = FaultyCluster(tmp_path / "data")

@@ -85,6 +85,15 @@ def test_an_answer_is_known_by_its_name(name: str, broker: int | None) -> None:
     assert faults.broker_of(name) == broker
 
 
+def test_a_clock_that_is_moved_twice_is_moved_by_both_and_set_right_by_healing() -> None:
+    moved = faults.clock_moved(faults.clock_moved(Faults(), 5_000), -7_000)
+    assert faults.described(moved) == ["its wall clock is 2000 ms behind"]
+    assert faults.described(faults.clock_moved(moved, 3_000)) == ["its wall clock is 1000 ms ahead"]
+    assert faults.healed(moved) == Faults()
+    far = faults.clock_moved(faults.clock_moved(Faults(), faults.MAX_CLOCK_OFFSET_MS), 1)
+    assert faults.decoded(faults.encoded(far)) == far
+
+
 def test_faults_survive_the_file() -> None:
     ill = faults.disks_slowed(faults.disks_filled(Faults(9), [ONE]), [TWO], 200, 30)
     assert faults.decoded(faults.encoded(ill)) == ill
@@ -98,6 +107,7 @@ def test_faults_survive_the_file() -> None:
         ('{"disks": {"/data/one": {"write_delay_ms": 600001}}}', "write_delay_ms of /data/one is 600001"),
         ('{"links": {"2": {"delay_ms": -5}}}', "delay_ms of link 2 is -5"),
         ('{"delay_ms": 600001}', "delay_ms is 600001"),
+        ('{"clock_offset_ms": -315360000001}', "clock_offset_ms is -315360000001: give at most"),
         ('{"disks": {"/data/one": {"is_ful": true}}}', "unknown field `is_ful`"),
         ('{"revision": "x"}', "Expected `int`"),
         ("{", "truncated"),

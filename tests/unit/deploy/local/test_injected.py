@@ -110,6 +110,18 @@ def test_an_isolated_broker_is_cut_from_the_others_at_their_ends_too(tmp_path: P
     assert cluster.faults() == {}
 
 
+def test_a_clock_jumps_and_not_further_than_ten_years(tmp_path: Path) -> None:
+    cluster = cluster_in(tmp_path)
+    cluster.move_clock(BrokerId(1), 60)
+    cluster.move_clock(AllBrokers(), -90.5)
+    assert words(cluster) == {1: ["its wall clock is 30500 ms behind"], 2: ["its wall clock is 90500 ms behind"]}
+    for by_s in (4e8, float("nan"), float("-inf")):
+        with pytest.raises(LaunchError, match="give at most ten years"):
+            cluster.move_clock(BrokerId(1), by_s)
+    cluster.heal(AllBrokers())
+    assert cluster.faults() == {}
+
+
 def test_what_cannot_be_cut_is_refused(tmp_path: Path) -> None:
     cluster = cluster_in(tmp_path)
     with pytest.raises(LaunchError, match="one and the same process: give two different ones"):
