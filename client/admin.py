@@ -391,6 +391,16 @@ class Admin(Client):
         await groups_.delete_groups(self._requests, groups)
 
     @ends_with_its_client
+    async def remove_group_members(self, group: str, members: Iterable[str] | None = None) -> list[str]:
+        """Remove members from a group, as if they had left it: those with these member ids or names
+        (`group_instance_id`), or all (None). Return the member ids. A member that lives joins again, so this also
+        forces a rebalance; offsets stay. (Kafka's removeMembersFromConsumerGroup.)
+
+        Raises InvalidSetting for a name that no member has, and then none is removed; BrokerError (GROUP_ID_NOT_FOUND),
+        NetworkError."""
+        return await groups_.remove_members(self._requests, group, members)
+
+    @ends_with_its_client
     async def list_group_offsets(
         self, group: str, partitions: Iterable[TopicPartition] | None = None
     ) -> dict[TopicPartition, OffsetAndMetadata | None]:

@@ -334,6 +334,7 @@ async def administer() -> None:
         await admin.alter_group_offsets("billing", {P0: 7})
         await admin.delete_group_offsets("billing", [P0])
         await admin.delete_groups(["billing"])
+        assert_type(await admin.remove_group_members("billing"), list[str])
         assert_type(await admin.list_transactions(states=["Ongoing"], duration_ms=1), list[TransactionListing])
         transaction = (await admin.describe_transactions(["etl"]))["etl"]
         assert_type(transaction, TransactionDescription)
@@ -502,6 +503,7 @@ def administer_blocking() -> None:
         assert_type(committed, dict[TopicPartition, OffsetAndMetadata | None])
         admin.alter_group_offsets("billing", {P0: OffsetAndMetadata(7)})
         admin.delete_group_offsets("billing", [P0])
+        assert_type(admin.remove_group_members("billing", ["worker-1"]), list[str])
         admin.delete_groups(["billing"])
         assert_type(admin.list_transactions(producer_ids=[1]), list[TransactionListing])
         assert_type(admin.describe_transactions(["etl"]), dict[str, TransactionDescription])

@@ -1,4 +1,4 @@
-"""Groups: listed, described and deleted.
+"""Groups: listed, described and deleted, and members removed.
 
 ListGroups goes to every broker, all other requests to the group's coordinator (`cluster/coordinators.py`). Each group
 has a request of its own, several at a time, so that each has its own answer or error.
@@ -15,7 +15,7 @@ from minibroker.client.cluster.coordinators import Coordinator
 from minibroker.client.errors import InvalidSetting, PartialFailure
 from minibroker.client.settings import check_choice, check_text
 from minibroker.client.shown import shown
-from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, LIST_GROUPS
+from minibroker.protocol.apis import DELETE_GROUPS, DESCRIBE_GROUPS, LEAVE_GROUP, LIST_GROUPS
 from minibroker.protocol.consumer_protocol import PROTOCOL_TYPE, assigned_partitions, subscribed_topics
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.messages import groups as g
@@ -23,6 +23,8 @@ from minibroker.protocol.model import TopicPartition
 
 GROUP_STATES = ("PreparingRebalance", "CompletingRebalance", "Stable", "Empty", "Dead")
 """Kafka's names. "Empty" groups have committed offsets and no members."""
+REMOVED = "removed by an administrator"
+"""The reason that the group remembers."""
 
 
 class GroupListing(NamedTuple):
@@ -123,6 +125,41 @@ async def delete_groups(requests: AdminRequests, groups: Iterable[str]) -> None:
     _, errors = await of_each(check_groups("groups", groups), lambda group: _delete(requests, group))
     if errors:
         raise GroupErrors(errors)
+
+
+async def remove_members(requests: AdminRequests, group: str, members: Iterable[str] | None) -> list[str]:
+    """See `Admin.remove_group_members`."""
+    check_group("group", group)
+    if isinstance(members, str):
+        raise InvalidSetting("members", members, f"give a list: [{shown(members)}]")
+    present = (await describe(requests, group)).members
+    leaving = present if members is None else [_member_named(group, present, name) for name in members]
+    if not leaving:
+        return []
+    body = g.LeaveGroupRequest(group, [_leaving(each) for each in dict.fromkeys(leaving)])
+    answered = await requests.coordinators.request(
+        group, LEAVE_GROUP, body, code_of=lambda response: response.error_code, timeout_s=requests.timeout_s
+    )
+    check_code(answered.response.error_code, group)
+    for each in answered.response.members:
+        if each.error_code not in (ErrorCode.NONE, ErrorCode.UNKNOWN_MEMBER_ID):  # it may have left by itself
+            name = each.group_instance_id or each.member_id
+            raise BrokerError(error_of(each.error_code), f"member {name} of group {group}")
+    return sorted({each.member_id for each in leaving})
+
+
+def _leaving(member: MemberDescription) -> g.LeavingMember:
+    if member.group_instance_id is not None:
+        return g.LeavingMember("", member.group_instance_id, REMOVED)
+    return g.LeavingMember(member.member_id, None, REMOVED)
+
+
+def _member_named(group: str, members: Sequence[MemberDescription], name: str) -> MemberDescription:
+    for each in members:
+        if name in (each.member_id, each.group_instance_id):
+            return each
+    there = f"the members of group {group} are {named(members)}" if members else f"group {group} has no members"
+    raise InvalidSetting("members", name, there)
 
 
 async def describe(requests: AdminRequests, group: str) -> GroupDescription:

@@ -189,6 +189,28 @@ def delete(
         raise failed
 
 
+@app.command("remove-members")
+def remove_members(
+    group: Annotated[str, typer.Argument(metavar="GROUP", help="The name of a group.")],
+    members: Annotated[
+        list[str] | None, typer.Argument(metavar="[MEMBER...]", help="Member ids, or names of static members.")
+    ] = None,
+    all_members: Annotated[bool, typer.Option("--all", help="All members.")] = False,
+    bootstrap: BootstrapOption = None,
+    data: DataOption = DEFAULT_DATA,
+    format: FormatOption = Format.TABLE,
+) -> None:
+    """Remove members from a group, as if they had left it. Those that live join again: this forces a rebalance."""
+    _checked_group(group)
+    if all_members == bool(members):
+        raise UsageError("choose members: give either --all, or their ids as `minibroker groups describe` prints them")
+    removed = run(_remove(bootstrap_servers(bootstrap, data), group, None if all_members else members))
+    if format is Format.JSON:
+        print_json({"removed": removed})
+    else:
+        sys.stdout.write(f"removed: {printable(', '.join(removed)) or 'nobody, as the group has no members'}\n")
+
+
 # --- Requests ----------------------------------------------------------------------------------------------------
 
 
@@ -268,6 +290,11 @@ async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: boo
 async def _commit(bootstrap: str, group: str, plan: Sequence[Reset]) -> None:
     async with open_admin(bootstrap) as admin:
         await admin.alter_group_offsets(group, {each.partition: each.new for each in plan})
+
+
+async def _remove(bootstrap: str, group: str, members: list[str] | None) -> list[str]:
+    async with open_admin(bootstrap) as admin:
+        return await admin.remove_group_members(group, members)
 
 
 async def _delete(bootstrap: str, groups: Sequence[str]) -> GroupErrors | None:

@@ -81,6 +81,7 @@ class Admin(Facade[AsyncAdmin]):
     list_groups = blocking(AsyncAdmin.list_groups)
     describe_groups = blocking(AsyncAdmin.describe_groups)
     delete_groups = blocking(AsyncAdmin.delete_groups)
+    remove_group_members = blocking(AsyncAdmin.remove_group_members)
     list_group_offsets = blocking(AsyncAdmin.list_group_offsets)
     alter_group_offsets = blocking(AsyncAdmin.alter_group_offsets)
     delete_group_offsets = blocking(AsyncAdmin.delete_group_offsets)

@@ -497,3 +497,28 @@ async def test_an_offset_does_not_expire_while_all_brokers_are_stopped(scene: Sc
             scene.cluster.resume_broker(broker)
         await asyncio.sleep(6)
         assert (await consumer.committed(P0))[P0] == OffsetAndMetadata(7)
+
+
+@pytest.mark.parametrize("name", [None, "worker-1"])
+def test_members_that_are_removed_join_again_and_the_group_names_the_reason(name: str | None) -> None:
+    async def program(scene: Scene) -> None:
+        async with scene.consumer(group_instance_id=name) as consumer:
+            assert await consumer.poll(timeout_ms=5_000)
+            await consumer.commit()
+            [before] = (await scene.admin.describe_groups(["billing"]))["billing"].members
+            with pytest.raises(InvalidSetting, match=f"the members of group billing are {before.member_id}"):
+                await scene.admin.remove_group_members("billing", [name or before.member_id, "nope"])
+            removed = await scene.admin.remove_group_members("billing", None if name is None else [name, name])
+            assert removed == [before.member_id]
+            after = None
+            async with asyncio.timeout(60):
+                while after is None or [each.partitions for each in after.members] != [(P0, P1)]:
+                    await consumer.poll(timeout_ms=100)
+                    after = (await scene.admin.describe_groups(["billing"]))["billing"]
+            assert after.members[0].member_id != before.member_id
+            assert any("removed by an administrator" in each.reason for each in after.rebalances)
+        if name is not None:  # a static member does not leave by itself
+            assert await scene.admin.remove_group_members("billing")
+        assert await scene.admin.remove_group_members("billing") == []
+
+    play(program)
