@@ -218,7 +218,7 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.INVALID_CONFIG: ErrorInfo(False, False, "docs/settings.md has the names and ranges of settings."),
     _E.NOT_CONTROLLER: ErrorInfo(True, True, "The controller moved: the client retries at the new one."),
-    _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks the protocol; the message says where."),
+    _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks a rule; the message says which."),
     _E.UNSUPPORTED_FOR_MESSAGE_FORMAT: ErrorInfo(False, False, "The batch's format does not allow this."),
     _E.POLICY_VIOLATION: ErrorInfo(False, False, "The settings of the topic forbid this; the message says which."),
     _E.OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorInfo(

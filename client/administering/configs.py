@@ -280,10 +280,16 @@ def described(
         if result is None:
             errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
         elif result.error_code != ErrorCode.NONE:
-            errors[resource] = BrokerError(error_of(result.error_code), result.error_message or "")
+            errors[resource] = _refusal(resource, result.error_code, result.error_message)
         else:
             found[resource] = {entry.name: _entry(entry) for entry in result.configs}
     return found, errors
+
+
+def _refusal(resource: ConfigResource, code: int, message: str | None) -> BrokerError:
+    """The table's remedy points to the settings of topics and brokers, and loggers are none of them."""
+    is_complete = resource.type is ResourceType.BROKER_LOGGER and bool(message)
+    return BrokerError(error_of(code), message or "", is_complete)
 
 
 def _entry(entry: m.DescribeConfigsEntry) -> ConfigEntry:
@@ -340,7 +346,7 @@ def altered(
         if answer is None:
             errors[resource] = BrokerError(ErrorCode.UNKNOWN_SERVER_ERROR, "the answer leaves it out")
         elif answer.error_code != ErrorCode.NONE:
-            errors[resource] = BrokerError(error_of(answer.error_code), answer.error_message or "")
+            errors[resource] = _refusal(resource, answer.error_code, answer.error_message)
             if answer.error_code == ErrorCode.INVALID_UPDATE_VERSION:
                 versions[resource] = answer.topic_id, answer.version
     return errors, versions

@@ -78,8 +78,8 @@ def describe(
 ) -> None:
     """Show the settings of a topic or broker that differ from the default, and where each is set.
 
-    Reports settings with invalid values in ZooKeeper on stderr; such a value does not apply. With --user or
-    --client-id: the quotas of that user or client."""
+    Reports settings with invalid values in ZooKeeper on stderr; such a value does not apply. With --broker-logger: the
+    loggers with a level of their own. With --user or --client-id: the quotas of that user or client."""
     entity = quotas.entity_of(user, user_default, client_id, client_id_default, ip, ip_default)
     if entity is not None:
         _only(topic, broker, broker_default, broker_logger)
@@ -107,7 +107,7 @@ def describe(
                 (
                     entry.name,
                     "(secret)" if entry.is_sensitive else entry.value,
-                    SOURCES[entry.source],
+                    _place(resource, entry.source),
                     "without effect" if entry.is_without_effect else not entry.is_read_only,
                 )
                 for entry in shown
@@ -206,6 +206,12 @@ def alter(
         sys.stderr.write(f"warning: {name}: {why[:1].lower()}{why[1:]}\n")
 
 
+def _place(resource: ConfigResource, source: ConfigSource) -> str:
+    """Return where a value comes from. A logger without a level of its own has that of its parent."""
+    is_inherited = resource.type is ResourceType.BROKER_LOGGER and source is ConfigSource.DEFAULT_CONFIG
+    return "inherited" if is_inherited else SOURCES[source]
+
+
 def _only(topic: str | None, broker: int | None, broker_default: bool, logger: int | None) -> None:
     if topic is not None or broker is not None or broker_default or logger is not None:
         raise UsageError("give a topic or broker, or a user or client, but not both")
@@ -272,7 +278,7 @@ def _is_set_for(resource: ConfigResource, entry: ConfigEntry) -> bool:
     if resource.type is ResourceType.TOPIC:
         place = ConfigSource.DYNAMIC_TOPIC_CONFIG
     elif resource.type is ResourceType.BROKER_LOGGER:
-        place = ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
+        return entry.source is not ConfigSource.DEFAULT_CONFIG
     elif resource.broker_id is None:
         place = ConfigSource.DYNAMIC_DEFAULT_BROKER_CONFIG
     else:

@@ -223,9 +223,8 @@ def _check_is_own_logger(services: Services, name: str) -> None:
 
 
 def _described_loggers(asked: DescribeConfigsResource) -> list[DescribeConfigsEntry]:
-    source = ConfigSource.DYNAMIC_BROKER_LOGGER_CONFIG
     return [
-        DescribeConfigsEntry(name, level, False, source, False, [], ConfigType.STRING)
+        DescribeConfigsEntry(name, level.name, False, level.source, False, [], ConfigType.STRING)
         for name, level in log_levels().items()
         if not asked.configuration_keys or name in asked.configuration_keys
     ]
