@@ -15,8 +15,9 @@ WhoArgument = Annotated[
     str,
     typer.Argument(
         metavar="WHO",
-        help="A broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID (the coordinator of "
-        "a transactional id), all, or zookeeper. The partition, group or id must exist.",
+        help="A broker id, controller, leader:TOPIC-PARTITION, follower:TOPIC-PARTITION (in sync), coordinator:GROUP, "
+        "transactions:ID (the coordinator of a transactional id), all, or zookeeper. The partition, group or id must "
+        "exist.",
     ),
 ]
 

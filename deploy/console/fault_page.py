@@ -63,7 +63,7 @@ def who_form(token: str) -> Markup:
     )
 
 
-_EXAMPLES = ("leader:orders-0", "coordinator:billing", "transactions:shop-1", CONTROLLER, ALL)
+_EXAMPLES = ("leader:orders-0", "follower:orders-0", "coordinator:billing", "transactions:shop-1", CONTROLLER, ALL)
 
 
 def _commands() -> Content:

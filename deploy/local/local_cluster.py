@@ -355,7 +355,8 @@ class LocalCluster:
         """Start members that are gone, and wait until they serve; `AllBrokers` means all brokers that are gone."""
         if isinstance(who, Elected):
             raise LaunchError(
-                "a leader, coordinator or controller is running already: give `start` a broker id, all or zookeeper"
+                "a leader, follower, coordinator or controller is running already: give `start` a broker id, all or "
+                "zookeeper"
             )
         with data_directory.naming_a_full_disk(self.directory), injected.naming_faults(self.directory, self.file()):
             return self._start_zookeeper(who) if isinstance(who, ZooKeeperServer) else self._start_brokers(who)

@@ -17,6 +17,7 @@ from minibroker.deploy.local.who import (
     Coordinated,
     CoordinatorOf,
     Elected,
+    FollowerOf,
     LeaderOf,
     Member,
     TransactionsOf,
@@ -64,33 +65,50 @@ def elected(who: Elected, cluster: ClusterFile, view: ClusterView) -> int | NotE
             return cluster.broker(view.controller_id).id
         case LeaderOf(partition):
             _check_known(view, f"the leader of {partition}")
+        case FollowerOf(partition):
+            _check_known(view, f"a follower of {partition}")
         case CoordinatorOf(group):
-            partition = _coordinated(view, OFFSETS_TOPIC, group, f"the group {group!r}", OFFSETS_REPLICATION_FACTOR)
+            partition = _coordinated(
+                view,
+                OFFSETS_TOPIC,
+                group,
+                f"the group {group!r}",
+                f"there is no topic {OFFSETS_TOPIC} yet, so there is no coordinator of {group!r}: it is created when "
+                f"as many brokers run as {OFFSETS_REPLICATION_FACTOR} says",
+            )
         case TransactionsOf(key):
             partition = _coordinated(
-                view, TRANSACTIONS_TOPIC, key, f"the transactional id {key!r}", TRANSACTIONS_REPLICATION_FACTOR
+                view,
+                TRANSACTIONS_TOPIC,
+                key,
+                f"the transactional id {key!r}",
+                f"no producer has used a transactional id yet, so there is no coordinator of {key!r}: the first one "
+                f"creates {TRANSACTIONS_TOPIC}, if as many brokers run as {TRANSACTIONS_REPLICATION_FACTOR} says",
             )
     state = view.partitions.get(partition)
     if state is None:
         raise LaunchError(
             f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
         )
+    if isinstance(who, FollowerOf):
+        followers = (id for id in state.replica_nodes if id != state.leader_id and id in state.isr_nodes)
+        follower = next(followers, None)
+        if follower is None:
+            return NotElected(f"partition {partition} has no follower in sync now: see `minibroker status`")
+        return cluster.broker(follower).id
     if state.leader_id == NO_LEADER:
         isr = ", ".join(map(str, state.isr_nodes))
         return NotElected(f"partition {partition} has no leader now: start the brokers of its ISR ({isr})")
     return cluster.broker(state.leader_id).id
 
 
-def _coordinated(view: ClusterView, topic: str, key: str, sought: str, factor: str) -> TopicPartition:
-    """Return the partition whose leader coordinates the key. `factor`: the setting that says when there is one."""
+def _coordinated(view: ClusterView, topic: str, key: str, sought: str, without: str) -> TopicPartition:
+    """Return the partition whose leader coordinates the key. Raises LaunchError, `without` the topic by this text."""
     # FindCoordinator would create the topic, and the answer of a single broker may be old.
     _check_known(view, f"the coordinator of {sought}")
     partitions = sum(name.topic == topic for name in view.partitions)
     if not partitions:
-        raise LaunchError(
-            f"{sought} has no coordinator, as there is no topic {topic} yet: it is created when as many brokers run as "
-            f"{factor} says; see `minibroker status`"
-        )
+        raise LaunchError(f"{without}; see `minibroker status`")
     return TopicPartition(topic, internal_partition(key, partitions))
 
 

@@ -1,5 +1,5 @@
-"""WHO, the argument of commands: a broker id, `controller`, `leader:TOPIC-PARTITION`, `coordinator:GROUP`,
-`transactions:ID`, `all` or `zookeeper`."""
+"""WHO, the argument of commands: a broker id, `controller`, `leader:TOPIC-PARTITION`, `follower:TOPIC-PARTITION`,
+`coordinator:GROUP`, `transactions:ID`, `all` or `zookeeper`."""
 
 from __future__ import annotations
 
@@ -29,6 +29,12 @@ class LeaderOf(NamedTuple):
     partition: TopicPartition
 
 
+class FollowerOf(NamedTuple):
+    """The first in-sync replica, in the order of the assignment, that does not lead."""
+
+    partition: TopicPartition
+
+
 class CoordinatorOf(NamedTuple):
     group: str
 
@@ -49,8 +55,8 @@ class ZooKeeperServer(NamedTuple):
 
 Coordinated = CoordinatorOf | TransactionsOf
 """A broker follows from the hash of such a name, also if no group or producer has the name."""
-Elected = Controller | LeaderOf | Coordinated
-"""The members that elections choose: they change, and for a moment there may be none."""
+Elected = Controller | LeaderOf | FollowerOf | Coordinated
+"""The members that elections choose, or do not choose: they change, and for a moment there may be none."""
 Who = BrokerId | Elected | AllBrokers | ZooKeeperServer
 
 
@@ -78,22 +84,24 @@ def parse_who(text: str) -> Who:
     if text.isascii() and text.isdecimal() and len(text) <= 10:
         return BrokerId(int(text))
     if text.startswith("leader:"):
-        return LeaderOf(_partition(text))
+        return LeaderOf(_partition(text, "leader:"))
+    if text.startswith("follower:"):
+        return FollowerOf(_partition(text, "follower:"))
     if text.startswith("coordinator:"):
         return CoordinatorOf(_group(text))
     if text.startswith("transactions:"):
         return TransactionsOf(_transactional_id(text))
     raise MalformedWho(
-        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, "
-        f"transactions:ID, all or zookeeper"
+        f"{text!r} names no process: give a broker id, controller, leader:TOPIC-PARTITION, follower:TOPIC-PARTITION, "
+        f"coordinator:GROUP, transactions:ID, all or zookeeper"
     )
 
 
-def _partition(text: str) -> TopicPartition:
-    topic, dash, number = text.removeprefix("leader:").rpartition("-")
+def _partition(text: str, role: str) -> TopicPartition:
+    topic, dash, number = text.removeprefix(role).rpartition("-")
     if not (dash and number.isascii() and number.isdecimal() and len(number) <= 10) or topic_name_problem(topic):
         raise MalformedWho(
-            f"{text!r} names no partition: leader:TOPIC-PARTITION is expected, for instance leader:orders-0"
+            f"{text!r} names no partition: {role}TOPIC-PARTITION is expected, for instance {role}orders-0"
         )
     return TopicPartition(topic, int(number))
 

@@ -16,6 +16,7 @@ from minibroker.deploy.local.who import (
     BrokerId,
     CoordinatorOf,
     Elected,
+    FollowerOf,
     LeaderOf,
     TransactionsOf,
     ZooKeeperServer,
@@ -26,7 +27,6 @@ from minibroker.deploy.scenarios.words import (
     Action,
     Bystander,
     Event,
-    FollowerOf,
     Named,
     Target,
     parse_partition,
@@ -134,10 +134,11 @@ class _World:
             if isinstance(target, ZooKeeperServer) and action.verb not in (*_OF_ZOOKEEPER, "cut from"):
                 possible = ", ".join(_OF_ZOOKEEPER)
                 raise self._error(place, f"ZooKeeper knows only {possible} and cut: give a broker")
-        if action.verb == "start" and isinstance(targets[0], Elected | FollowerOf):
+        if action.verb == "start" and isinstance(targets[0], Elected):
             raise self._error(
                 place,
-                "a leader, coordinator or controller is running already: give a broker id, all, zookeeper or a name",
+                "a leader, follower, coordinator or controller is running already: give a broker id, all, zookeeper or "
+                "a name",
             )
         if "other" in action.words:
             self._check_cut(place, words["who"], words["other"], targets)

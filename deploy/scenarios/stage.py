@@ -10,6 +10,7 @@ from minibroker.deploy.local.who import (
     BrokerId,
     Controller,
     CoordinatorOf,
+    FollowerOf,
     LeaderOf,
     Member,
     TransactionsOf,
@@ -17,7 +18,7 @@ from minibroker.deploy.local.who import (
 )
 from minibroker.deploy.scenarios.ledger import Ledger
 from minibroker.deploy.scenarios.model import SETTINGS, Client, Scenario
-from minibroker.deploy.scenarios.words import Action, Bystander, Event, FollowerOf, Named, Target
+from minibroker.deploy.scenarios.words import Action, Bystander, Event, Named, Target
 from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from minibroker.protocol.world import World
 

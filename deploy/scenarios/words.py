@@ -18,12 +18,6 @@ _SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
-class FollowerOf(NamedTuple):
-    """The first in-sync replica, in the order of the assignment, that does not lead."""
-
-    partition: TopicPartition
-
-
 class Named(NamedTuple):
     """The broker that an earlier step has given this name."""
 
@@ -34,7 +28,7 @@ class Bystander(NamedTuple):
     """The first broker that is not the controller."""
 
 
-Target = Who | FollowerOf | Named | Bystander
+Target = Who | Named | Bystander
 
 
 class Action(NamedTuple):
@@ -169,8 +163,6 @@ def parse_partition(text: str) -> TopicPartition:
 
 def parse_target(text: str) -> Target:
     """Raises ValueError with the rule."""
-    if text.startswith("follower:"):
-        return FollowerOf(parse_partition(text.removeprefix("follower:")))
     if text == "bystander":
         return Bystander()
     try:
@@ -178,7 +170,7 @@ def parse_target(text: str) -> Target:
     except MalformedWho as error:
         if _NAME.fullmatch(text):
             return Named(text)
-        raise ValueError(f"{error}; or follower:TOPIC-PARTITION, or a name that an earlier step gave with as") from None
+        raise ValueError(f"{error}; or bystander, or a name that an earlier step gave with as") from None
 
 
 def parse_action(text: str) -> Action:

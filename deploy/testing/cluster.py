@@ -98,7 +98,8 @@ class SyncLocalCluster(Breakable):
     At the end every process is killed and every file removed, even after an exception, Ctrl-C or, thanks to the
     guardian, a kill of this process. If a test fails by an exception that leaves `with`, its report has the `evidence`.
     Methods raise LaunchError with the remedy, and LaunchTimedOut if an operation takes too long. WHO is a broker id,
-    `"controller"`, `"leader:TOPIC-PARTITION"`, `"coordinator:GROUP"`, `"transactions:ID"`, `"all"` or `"zookeeper"`.
+    `"controller"`, `"leader:TOPIC-PARTITION"`, `"follower:TOPIC-PARTITION"`, `"coordinator:GROUP"`,
+    `"transactions:ID"`, `"all"` or `"zookeeper"`.
     Methods that take WHO return its members. Any thread may call.
     """
 

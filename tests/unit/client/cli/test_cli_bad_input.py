@@ -83,7 +83,7 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (
             ["kill", "Broker1"],
             2,
-            "a broker id, controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID, all or zookeeper",
+            "leader:TOPIC-PARTITION, follower:TOPIC-PARTITION, coordinator:GROUP, transactions:ID, all or zookeeper",
         ),
         (["kill", "leader:orders"], 2, "leader:orders-0"),
         (["kill", "coordinator:"], 2, "coordinator:billing"),

@@ -54,16 +54,18 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
         ("controller", NO_CONTROLLER, "no broker knows a controller"),
         ("leader:orders-0", NOBODY_ANSWERS, "no broker answers, so the leader of orders-0 is unknown"),
         ("leader:orders-0", NO_CONTROLLER, "no broker knows a partition orders-0"),
+        ("follower:orders-0", NOBODY_ANSWERS, "no broker answers, so a follower of orders-0 is unknown"),
+        ("follower:orders-0", NO_CONTROLLER, "no broker knows a partition orders-0"),
         ("coordinator:billing", NOBODY_ANSWERS, "no broker answers, so the coordinator of the group 'bill"),
         (
             "coordinator:billing",
             NO_CONTROLLER,
-            "the group 'billing' has no coordinator, as there is no topic __consumer",
+            "there is no topic __consumer_offsets yet, so there is no coordinator of 'billing'",
         ),
         (
             "transactions:shop-1",
             led(1, 2),
-            "the transactional id 'shop-1' has no coordinator, as there is no topic __transaction_state",
+            "no producer has used a transactional id yet, so there is no coordinator of 'shop-1'",
         ),
         ("coordinator:billing", led(1, NO_LEADER), "has no leader now: start the brokers of its ISR .1, 2."),
         ("coordinator:billing", led(1, 7), "there is no broker 7 in this cluster: its ids are 1, 2"),
@@ -84,6 +86,23 @@ def test_the_coordinator_of_a_group_is_the_leader_of_its_partition_of_the_offset
     monkeypatch.setattr(cluster, "view", lambda: led(1, 2))
     assert cluster.resolve(parse_who("coordinator:billing")) == [2]
     assert cluster.resolve(parse_who("coordinator:shipping")) == [1]
+
+
+def test_a_follower_is_the_first_replica_in_sync_that_does_not_lead(
+    cluster: LocalCluster, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    orders = TopicPartition("orders", 0)
+
+    def seen(leader: int, isr: list[int]) -> ClusterView:
+        return NO_CONTROLLER._replace(partitions={orders: MetadataPartition(0, 0, leader, 1, [1, 2], isr, [])})
+
+    for leader, isr, follower in ((1, [1, 2], 2), (2, [2, 1], 1), (NO_LEADER, [2], 2)):
+        view = seen(leader, isr)
+        monkeypatch.setattr(cluster, "view", lambda view=view: view)
+        assert cluster.resolve(parse_who("follower:orders-0")) == [follower]
+    monkeypatch.setattr(cluster, "view", lambda: seen(1, [1]))
+    with pytest.raises(LaunchError, match="orders-0 has no follower in sync now: see `minibroker status`"):
+        cluster.resolve(parse_who("follower:orders-0"))
 
 
 TRANSACTIONS = TopicPartition(TRANSACTIONS_TOPIC, 0)

@@ -7,6 +7,7 @@ from minibroker.deploy.local.who import (
     BrokerId,
     Controller,
     CoordinatorOf,
+    FollowerOf,
     LeaderOf,
     MalformedWho,
     TransactionsOf,
@@ -25,13 +26,14 @@ from minibroker.protocol.model import TopicPartition
         ("all", AllBrokers()),
         ("zookeeper", ZooKeeperServer()),
         ("leader:orders-0", LeaderOf(TopicPartition("orders", 0))),
+        ("follower:orders-0", FollowerOf(TopicPartition("orders", 0))),
         ("leader:orders-by-day-12", LeaderOf(TopicPartition("orders-by-day", 12))),
         ("coordinator:billing", CoordinatorOf("billing")),
         ("transactions:shop-1", TransactionsOf("shop-1")),
         ("coordinator:any name: ünlike a topic's/1", CoordinatorOf("any name: ünlike a topic's/1")),
     ],
 )
-def test_who_can_be_named_in_seven_ways(text: str, who: Who) -> None:
+def test_who_can_be_named_in_eight_ways(text: str, who: Who) -> None:
     assert parse_who(text) == who
     assert type(parse_who(text)) is type(who)
 
@@ -42,7 +44,7 @@ def test_who_can_be_named_in_seven_ways(text: str, who: Who) -> None:
 def test_a_name_of_no_process_is_refused_with_the_expected_forms(text: str) -> None:
     with pytest.raises(
         MalformedWho,
-        match="controller, leader:TOPIC-PARTITION, coordinator:GROUP, transactions:ID, all or zookeeper",
+        match="controller, leader:TOPIC-PARTITION, follower:TOPIC-PARTITION, coordinator:GROUP, transactions:ID, all",
     ):
         parse_who(text)
 
@@ -50,9 +52,11 @@ def test_a_name_of_no_process_is_refused_with_the_expected_forms(text: str) -> N
 @pytest.mark.parametrize(
     "text", ["leader:", "leader:orders", "leader:orders-", "leader:-1", "leader:a/b-1", "leader:a-x"]
 )
-def test_a_leader_needs_a_topic_and_a_partition(text: str) -> None:
+def test_a_leader_or_follower_needs_a_topic_and_a_partition(text: str) -> None:
     with pytest.raises(MalformedWho, match="leader:orders-0"):
         parse_who(text)
+    with pytest.raises(MalformedWho, match="follower:orders-0"):
+        parse_who(text.replace("leader", "follower"))
 
 
 @pytest.mark.parametrize("text", ["coordinator:", "coordinator:\udcff"])

@@ -7,6 +7,7 @@ from pathlib import Path
 
 import pytest
 
+from minibroker.deploy.local.who import FollowerOf
 from minibroker.deploy.scenarios import shelf
 from minibroker.deploy.scenarios.document import ScenarioError, lines_of
 from minibroker.deploy.scenarios.model import Scenario
@@ -15,7 +16,6 @@ from minibroker.deploy.scenarios.words import (
     ACTIONS,
     EVENTS,
     FAULTS,
-    FollowerOf,
     parse_action,
     parse_event,
     parse_target,
