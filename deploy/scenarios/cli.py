@@ -12,6 +12,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     FAILURE,
@@ -62,6 +63,11 @@ def run_scenario(
     for runner, chosen in (("live", live), ("virtual", virtual or not live)):
         if chosen:
             scenario.check_runner(runner)
+    if scenario.is_undisturbed:
+        example = f'at = "1 s" and do = "kill leader:{scenario.topics[0].name}-0"'
+        _say(
+            f"warning: {scenario.path}: no step does anything, so this run breaks nothing: add [[steps]] with {example}"
+        )
     outcomes: list[Outcome] = []
     if virtual or not live:
         outcomes += _on_virtual_time(scenario, range(first_seed, first_seed + seeds))
@@ -138,6 +144,11 @@ def record_scenario(data: DataOption = DEFAULT_DATA, out: OutOption = None) -> N
     finally:
         signal.signal(signal.SIGINT, former)
     _write(text, out)
+
+
+def _say(text: str) -> None:
+    """Write to stderr, also if that is no terminal."""
+    sys.stderr.write(pastable(text) + "\n")
 
 
 def _write(text: str, out: Path | None) -> None:

@@ -40,6 +40,7 @@ from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPa
 _REQUIRED = {"broker.id": "1", "log.dirs": "/data", "zookeeper.connect": "localhost:2181"}
 _OF_ZOOKEEPER = ("kill", "stop", "start", "pause", "resume")
 """Actions that ZooKeeper can suffer; it can also be cut from a broker."""
+_ROUNDING_S = 1e-6
 _INTERNAL = {
     OFFSETS_TOPIC: "offsets.topic.num.partitions",
     TRANSACTIONS_TOPIC: "transaction.state.log.num.partitions",
@@ -83,6 +84,10 @@ class _World:
         self._scenario = scenario
         self._clients = {client.name for client in scenario.clients}
         self._running = {client.name for client in scenario.clients if not client.starts_later}
+        self._started = set(self._running)
+        """Clients that run at some time."""
+        self._earliest_s = 0.0
+        """The steps so far take at least so long."""
         self._names: set[str] = set()
         """Names that steps have given with `as`."""
         self._topics = {topic.name: topic for topic in scenario.topics}
@@ -94,6 +99,7 @@ class _World:
     # -- steps --
 
     def check_step(self, number: int, step: Step) -> None:
+        self._check_time(number, step)
         if step.when is not None:
             self._check_event(_Place(("steps", number, "when"), step.when.text), step.when)
         for action in step.actions:
@@ -101,6 +107,15 @@ class _World:
         if step.name is not None:
             self._check_name(("steps", number, "as"), step, step.name)
             self._names.add(step.name)
+
+    def _check_time(self, number: int, step: Step) -> None:
+        at_s = step.at_s
+        if at_s is not None and at_s < self._earliest_s - _ROUNDING_S:
+            given = self._document.content["steps"][number]["at"]
+            rule = f"steps run in their order, and those before it take {self._earliest_s:g} s or longer"
+            remedy = "give a later time, or move this step up"
+            raise self._document.error(("steps", number, "at"), f'at = "{given}": {rule}: {remedy}')
+        self._earliest_s = at_s if at_s is not None else self._earliest_s + (step.after_s or 0.0)
 
     def _check_name(self, path: Path, step: Step, name: str) -> None:
         shown = f'as = "{name}"'
@@ -200,6 +215,7 @@ class _World:
         if verb == "kill client" and not is_running:
             raise self._error(place, f"{client} is not running at this step: start it before, or leave this out")
         self._running ^= {client}
+        self._started |= self._running
 
     def _check_setting(self, place: _Place, topic: str, setting: str) -> None:
         if topic not in self._partitions:
@@ -240,6 +256,22 @@ class _World:
 
     def check_promises(self) -> None:
         expect, clients = self._scenario.expect, self._scenario.clients
+        if not any(client.produces for client in clients):
+            who = "no client sends records" if clients else "there are no clients"
+            example = f'produces = "{self._scenario.topics[0].name}"'
+            remedy = (
+                f"give one of [[clients]] {example}" if clients else f'write [[clients]], name = "shop" and {example}'
+            )
+            raise self._document.error(("clients",), f"{who}, so that no promise could be broken: {remedy}")
+        for number, client in enumerate(clients):
+            if client.name not in self._started:
+                rule = f'no step starts {client.name}: give do = "start client {client.name}", or leave starts out'
+                raise self._document.error(("clients", number, "starts"), f'starts = "later": {rule}')
+        if expect.everything_consumed and not any(client.consumes for client in clients):
+            path = ("expect", "everything_consumed")
+            if path in self._document.lines:
+                rule = 'no client reads records: give one of [[clients]] consumes = "TOPIC"'
+                raise self._document.error(path, f"everything_consumed = true: {rule}")
         if expect.exactly_once and not any(client.produces and client.consumes for client in clients):
             rule = "no client processes records: give one of [[clients]] both consumes and produces"
             raise self._document.error(("expect", "exactly_once"), f"exactly_once = true: {rule}")

@@ -11,6 +11,7 @@ numbers. Rejected: YAML, whose readers know lines, but which needs a dependency,
 from __future__ import annotations
 
 import difflib
+import itertools
 import re
 import tomllib
 from collections.abc import Callable, Collection, Iterable, Mapping
@@ -22,6 +23,7 @@ T = TypeVar("T")
 Path = tuple[str | int, ...]
 
 _HEADER = re.compile(r"\s*(\[\[?)\s*([^\]]+?)\s*\]\]?\s*(?:#.*)?$")
+_OF_SEVERAL = re.compile(r"\s*\[\[?\s*(topics|clients|steps)\b")
 _KEY = re.compile(r"""\s*([A-Za-z0-9_-]+|"[^"]*"|'[^']*')\s*=(.*)$""")
 _QUOTES = ('"""', "'''")
 
@@ -82,10 +84,15 @@ def read_document(text: str, name: str) -> Document:
         number = line[1] if line else str(text.count("\n") + 1)
         said = re.sub(r" \(at line \d+, (column \d+)\)$", r", in \1", str(error))
         said = re.sub(r" \((at end of document)\)$", r", \1", said)
-        raise ScenarioError(
-            f'{name}:{number}: not TOML: {said}; values are written as name = "text", name = 3 or name = true'
-        ) from None
+        rule = 'values are written as name = "text", name = 3 or name = true'
+        if header := _OF_SEVERAL.match(_line(text, int(number))):
+            rule = f"there may be several {header[1]}: write each as [[{header[1]}]] with two brackets"
+        raise ScenarioError(f"{name}:{number}: not TOML: {said}; {rule}") from None
     return Document(name, content, lines_of(text))
+
+
+def _line(text: str, number: int) -> str:
+    return next(itertools.islice(text.splitlines(), number - 1, None), "")
 
 
 class Table:

@@ -91,6 +91,11 @@ class Scenario(NamedTuple):
     """Whether faults are undone after the last step."""
     expect: Expect
 
+    @property
+    def is_undisturbed(self) -> bool:
+        """Whether no step does anything."""
+        return not any(step.actions for step in self.steps)
+
     def check_runner(self, runner: str) -> None:
         """Raises ScenarioError for the first sentence that this runner does not know."""
         for step in self.steps:

@@ -5,7 +5,7 @@ from __future__ import annotations
 from minibroker.deploy.scenarios import coherence
 from minibroker.deploy.scenarios.document import Document, Table, read_document
 from minibroker.deploy.scenarios.model import Client, Expect, Scenario, Step, Topic
-from minibroker.deploy.scenarios.words import Action, parse_action, parse_event, parse_time
+from minibroker.deploy.scenarios.words import Action, parse_action, parse_duration, parse_event, parse_time
 from minibroker.protocol.model import topic_name_problem
 
 MOST_BROKERS = 9
@@ -89,10 +89,10 @@ def _client(table: Table, topics: list[str]) -> Client:
         acks=table.choice("acks", "all", ["all", "1", "0"]),
         transactional_id=table.text("transactional_id") if table.has("transactional_id") else None,
         transaction_records=table.number("transaction_records", 5, 1, 1_000),
-        delivery_timeout_s=table.parsed("delivery_timeout", parse_time, "60 s"),
+        delivery_timeout_s=table.parsed("delivery_timeout", parse_duration, "60 s"),
         read_committed=table.choice("isolation", "read_uncommitted", ["read_uncommitted", "read_committed"])
         == "read_committed",
-        session_timeout_s=table.parsed("session_timeout", parse_time, "6 s"),
+        session_timeout_s=table.parsed("session_timeout", parse_duration, "6 s"),
         starts_later=table.choice("starts", "first", ["first", "later"]) == "later",
     )
     table.known("group", "transactional_id")
@@ -140,7 +140,7 @@ def _step(table: Table) -> Step:
         at_s=table.parsed("at", parse_time) if table.has("at") else None,
         after_s=table.parsed("after", parse_time) if table.has("after") else None,
         when=table.parsed("when", parse_event) if table.has("when") else None,
-        within_s=table.parsed("within", parse_time, f"{DEFAULT_WITHIN_S:g} s"),
+        within_s=table.parsed("within", parse_duration, f"{DEFAULT_WITHIN_S:g} s"),
         actions=actions,
         name=table.text("as") if table.has("as") else None,
     )
@@ -162,10 +162,12 @@ def _expect(table: Table) -> Expect:
         nothing_doubled=table.truth("nothing_doubled", True),
         everything_consumed=table.truth("everything_consumed", True),
         exactly_once=table.truth("exactly_once", False),
-        longest_stall_s=table.parsed("longest_stall", parse_time) if table.has("longest_stall") else None,
-        longest_rebalance_s=table.parsed("longest_rebalance", parse_time) if table.has("longest_rebalance") else None,
+        longest_stall_s=table.parsed("longest_stall", parse_duration) if table.has("longest_stall") else None,
+        longest_rebalance_s=table.parsed("longest_rebalance", parse_duration)
+        if table.has("longest_rebalance")
+        else None,
         leaders_balanced=table.truth("leaders_balanced", False),
-        whole_within_s=table.parsed("whole_within", parse_time, "60 s"),
+        whole_within_s=table.parsed("whole_within", parse_duration, "60 s"),
         errors=tuple(table.texts("errors")),
         lost=table.truth("lost", False),
     )

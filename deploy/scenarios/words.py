@@ -154,6 +154,14 @@ def parse_time(text: str) -> float:
     return float(matched[1]) * _SECONDS[matched[2]]
 
 
+def parse_duration(text: str) -> float:
+    """Return seconds, more than none. Raises ValueError with the rule."""
+    value_s = parse_time(text)
+    if not value_s:
+        raise ValueError('give a time longer than 0, as in "10 s"')
+    return value_s
+
+
 def parse_partition(text: str) -> TopicPartition:
     topic, dash, number = text.rpartition("-")
     if not (dash and topic and number.isdecimal()):
@@ -205,6 +213,21 @@ def runners_of(sentence: Action | Event) -> tuple[str, ...]:
 
 
 def _unknown(text: str, what: str, forms: tuple[Form, ...]) -> str:
+    topic = _topic_instead_of_partition(text, forms)
+    if topic is not None:
+        return f"{topic} is no partition: write TOPIC-NUMBER, as in {topic}-0"
     first = text.split()[0] if text.split() else ""
     close = [form.sentence for form in forms if first and first in form.sentence.split()]
     return f"this is not {what}; write {' | '.join(close or [form.sentence for form in forms])}"
+
+
+def _topic_instead_of_partition(text: str, forms: tuple[Form, ...]) -> str | None:
+    """Return the word that would be a partition if it had a number, if all other words are right."""
+    words = text.split()
+    for place, word in enumerate(words):
+        mended = " ".join([*words[:place], f"{word}-0", *words[place + 1 :]])
+        for form in forms:
+            matched = _pattern(form).fullmatch(mended)
+            if matched and matched.groupdict().get("partition") == f"{word}-0":
+                return word
+    return None

@@ -129,6 +129,19 @@ def test_lines_are_found_beside_texts_of_several_lines() -> None:
         ("[expect]", '[expect]\nlongest_rebalance = "1 s"', 24, "no client is in a group"),
         ("[expect]", '[expect]\nerrors = ["NOT_ENOUGH_REPLICA"]', 24, "; did you mean NOT_ENOUGH_REPLICAS?"),
         ("[expect]", "[expect]\nlost = true\nnothing_lost = true", 24, "nothing_lost = true contradicts it"),
+        ("[expect]", "[expect]\neverything_consumed = true", 24, "no client reads records: give one of [[clients]]"),
+        ('produces = "orders"', 'consumes = "orders"', 10, "no client sends records, so that no promise could be"),
+        ('[[clients]]\nname = "shop"\nproduces = "orders"', "", 1, "there are no clients, so that no promise could"),
+        ('name = "shop"', 'name = "shop"\nstarts = "later"', 12, 'no step starts shop: give do = "start client shop"'),
+        ("when = ", 'at = "500 ms" #', 20, 'at = "500 ms": steps run in their order, and those before it take 1 s'),
+        ("[expect]", '[[steps]]\nafter = "1 s"\ndo = "heal"\n[[steps]]\nat = "1.5 s"\ndo = "heal"\n[expect]', 27,
+         'at = "1.5 s": steps run in their order, and those before it take 2 s'),
+        ("has 2 in its ISR\"", "has 2 in its ISR\"\nwithin = \"0 s\"", 21, "give a time longer than 0, as in"),
+        ('"500 ms"', '"0 ms"', 24, 'longest_stall = "0 ms": give a time longer than 0'),
+        ("orders-0 has 2", "orders has 2", 20, "orders is no partition: write TOPIC-NUMBER, as in orders-0"),
+        ("kill leader:orders-0", "elect orders unclean", 16, "orders is no partition: write TOPIC-NUMBER, as in"),
+        ("[[steps]]\nwhen", "[steps]\nwhen", 19, "may be several steps: write each as [[steps]] with two brackets"),
+        ("[[steps]]\nat", "[steps]\nat", 19, "may be several steps: write each as [[steps]] with two brackets"),
         ('name = "A test"', 'name = A test', 1, "not TOML: Invalid value, in column 8;"),
         ("[expect]", "[expect", 23, "not TOML: "),
         ('name = "A test"', "", 1, "the scenario has no name"),
@@ -147,6 +160,13 @@ def test_a_sentence_that_a_runner_does_not_know_is_told_before_anything_runs() -
     scenario.check_runner("virtual")
     with pytest.raises(ScenarioError, match="x.toml:14: .power-cut leader:orders-0. cannot be done on live processes"):
         scenario.check_runner("live")
+
+
+def test_a_scenario_in_which_no_step_does_anything_is_known() -> None:
+    assert not read(GOOD).is_undisturbed
+    steps = GOOD[GOOD.index("[[steps]]") : GOOD.index("[expect]")]
+    assert read(GOOD.replace(steps, "")).is_undisturbed
+    assert read(GOOD.replace(steps, '[[steps]]\nwhen = "there is a new controller"\n')).is_undisturbed
 
 
 def test_times_have_units() -> None:
