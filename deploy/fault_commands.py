@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from typing import Annotated
 
 import typer
@@ -19,6 +20,7 @@ app = typer.Typer(
 )
 
 TimeArgument = Annotated[str, typer.Argument(metavar="TIME", help="As in 200ms or 2s.")]
+DelayArgument = Annotated[str, typer.Argument(metavar="TIME", help="As in 200ms or 2s. 0ms ends the delay.")]
 LogDirOption = Annotated[
     int | None, typer.Option("--log-dir", min=1, metavar="N", help="Only the broker's Nth log directory. Default: all.")
 ]
@@ -45,21 +47,23 @@ def break_disk(
 @app.command("slow-disk")
 def slow_disk(
     who: WhoArgument,
-    time: TimeArgument,
-    writes: Annotated[bool, typer.Option("--writes", help="Also each write, and not only each fsync.")] = False,
+    time: DelayArgument,
+    writes: Annotated[
+        bool,
+        typer.Option("--writes", help="Also each write, and not only each fsync. Default: as before; 0ms ends both."),
+    ] = False,
     log_dir: LogDirOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Let each fsync of the broker take TIME longer."""
+    """Let each fsync of the broker take TIME longer.
+
+    Acknowledgements wait for an fsync only in topics with durability=synced. In other topics, --writes delays them."""
     delay_s = _seconds(time)
+    write_delay_s = delay_s if writes or not delay_s else None
     cluster = FaultyCluster(data)
-    act(
-        "slow-disk",
-        lambda found: cluster.slow_disk(found, delay_s, delay_s if writes else 0.0, log_dir),
-        who,
-        format,
-    )
+    act("slow-disk", lambda found: cluster.slow_disk(found, delay_s, write_delay_s, log_dir), who, format)
+    _note_end(delay_s, "the disks are not slow any more")
 
 
 OtherArgument = Annotated[str, typer.Argument(metavar="OTHER", help="As WHO: the process at the other end.")]
@@ -87,7 +91,7 @@ def isolate(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOpt
 @app.command("slow-network")
 def slow_network(
     who: WhoArgument,
-    time: TimeArgument,
+    time: DelayArgument,
     other: Annotated[
         str | None,
         typer.Option(
@@ -101,6 +105,7 @@ def slow_network(
     cluster, delay_s = FaultyCluster(data), _seconds(time)
     end = None if other is None else parsed_who(other)
     act("slow-network", lambda found: cluster.slow_network(found, delay_s, end), who, format)
+    _note_end(delay_s, "these packets are not slow any more")
 
 
 @app.command("drop-connections")
@@ -119,6 +124,8 @@ def move_clock(
 ) -> None:
     """Let the broker's wall clock jump forward by TIME, in addition to earlier jumps."""
     cluster, by_s = FaultyCluster(data), _seconds(time) * (-1 if back else 1)
+    if not by_s:
+        raise UsageError(f"TIME is {time!r}, so no clock would move: give a longer time, or `minibroker heal`")
     act("move-clock", lambda found: cluster.move_clock(found, by_s), who, format)
 
 
@@ -138,6 +145,12 @@ def heal(
         return members
 
     act("heal", healed, who, format)
+
+
+def _note_end(delay_s: float, text: str) -> None:
+    """Say that a delay of nothing ends the fault: the word of the command says the opposite."""
+    if not delay_s:
+        sys.stderr.write(f"0 ms: {text}\n")
 
 
 def _seconds(time: str) -> float:

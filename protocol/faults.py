@@ -109,17 +109,13 @@ def disks_broken(faults: Faults, directories: Iterable[str]) -> Faults:
     )
 
 
-def disks_slowed(faults: Faults, directories: Iterable[str], sync_delay_ms: int, write_delay_ms: int) -> Faults:
-    """Set the delays of these log directories. Zeros end them."""
-    return _with_disks(
-        faults,
-        {
-            path: msgspec.structs.replace(
-                _disk(faults, path), sync_delay_ms=sync_delay_ms, write_delay_ms=write_delay_ms
-            )
-            for path in directories
-        },
-    )
+def disks_slowed(faults: Faults, directories: Iterable[str], sync_delay_ms: int, write_delay_ms: int | None) -> Faults:
+    """Set the delays of these log directories. Zeros end them; None keeps the delay of writes."""
+    slowed = {}
+    for path in directories:
+        disk = msgspec.structs.replace(_disk(faults, path), sync_delay_ms=sync_delay_ms)
+        slowed[path] = disk if write_delay_ms is None else msgspec.structs.replace(disk, write_delay_ms=write_delay_ms)
+    return _with_disks(faults, slowed)
 
 
 def disks_mended(faults: Faults) -> Faults:

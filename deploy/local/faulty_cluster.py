@@ -39,11 +39,14 @@ class FaultyCluster(LocalCluster):
         return self._inject(who, lambda id, found: faults.disks_broken(found, self._disks(id, log_dir)))
 
     def slow_disk(
-        self, who: Who, sync_delay_s: float, write_delay_s: float = 0.0, log_dir: int | None = None
+        self, who: Who, sync_delay_s: float, write_delay_s: float | None = 0.0, log_dir: int | None = None
     ) -> list[Member]:
-        """Let each fsync, and each write, take this much longer; zeros end it."""
-        delays_ms = injected.milliseconds(sync_delay_s), injected.milliseconds(write_delay_s)
-        return self._inject(who, lambda id, found: faults.disks_slowed(found, self._disks(id, log_dir), *delays_ms))
+        """Let each fsync, and each write, take this much longer; zeros end it, and None keeps the delay of writes."""
+        sync_ms = injected.milliseconds(sync_delay_s)
+        write_ms = None if write_delay_s is None else injected.milliseconds(write_delay_s)
+        return self._inject(
+            who, lambda id, found: faults.disks_slowed(found, self._disks(id, log_dir), sync_ms, write_ms)
+        )
 
     def cut(self, who: Who, other: Who, *, one_way: bool = False) -> list[Member]:
         """Lose all packets between members, or, `one_way`, those that the first sends to the other. Returns all of

@@ -368,7 +368,9 @@ def _click_text(error: Any) -> str:
         return ""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "minibroker"
-    return f"error: {text.rstrip('.')}: see `{path} --help`"
+    is_number = getattr(error, "option_name", "")[1:2].isdecimal()
+    negative = ", and no argument may be negative" if is_number else ""
+    return f"error: {text.rstrip('.')}{negative}: see `{path} --help`"
 
 
 def _one_line(text: str) -> str:

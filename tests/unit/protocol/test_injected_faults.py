@@ -15,6 +15,8 @@ def test_faults_of_a_disk_add_up_and_are_mended_together() -> None:
     found = faults.disks_slowed(found, [ONE, TWO], 200, 0)
     assert found.disks == {ONE: DiskFaults(is_full=True, sync_delay_ms=200), TWO: DiskFaults(sync_delay_ms=200)}
     assert faults.has_failed_disk(found)
+    kept = faults.disks_slowed(faults.disks_slowed(found, [TWO], 200, 30), [TWO], 0, None)
+    assert kept.disks[TWO] == DiskFaults(write_delay_ms=30)
     found = faults.disks_slowed(found, [TWO], 0, 0)
     assert found.disks.keys() == {ONE}
     assert faults.disks_mended(found) == Faults(3)
