@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import sys
 from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minibroker.client.cli.terminal.output import Format, UsageError, print_json
+from minibroker.deploy import journal
 from minibroker.deploy.local.who import MalformedWho, Member, Who, acted, parse_who
 
 WhoArgument = Annotated[
@@ -22,8 +24,22 @@ WhoArgument = Annotated[
 ]
 
 
-def act(action: str, method: Callable[[Who], list[Member]], who: str, format: Format) -> None:
-    print_acted(action, method(parsed_who(who)), format)
+def act(
+    action: str,
+    method: Callable[[Who], list[Member]],
+    who: str,
+    format: Format,
+    data: Path,
+    *,
+    command: str | None = None,
+    sentence: str | None = None,
+    other: str | None = None,
+) -> None:
+    """Do it, print it, and note it for a recording: the words of the command, and the sentence of scenario files that
+    does the same."""
+    found = parsed_who(who)
+    members = journal.done(data, command or f"{action} {who}", sentence, lambda: method(found), who, other)
+    print_acted(action, members, format)
 
 
 def parsed_who(who: str) -> Who:

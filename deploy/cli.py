@@ -33,7 +33,7 @@ from minibroker.client.cli.terminal.output import (
 )
 from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
-from minibroker.deploy import fault_commands
+from minibroker.deploy import fault_commands, journal
 from minibroker.deploy.acting import WhoArgument, act, parsed_who, print_acted
 from minibroker.deploy.console.command import console
 from minibroker.deploy.errors import LaunchError
@@ -261,28 +261,29 @@ def logs(
 
 def kill(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Kill with SIGKILL, like a crash. `minibroker start` starts the process again."""
-    act("kill", LocalCluster(data).kill, who, format)
+    act("kill", LocalCluster(data).kill, who, format, data, sentence="kill {who}")
 
 
 def pause(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Freeze with SIGSTOP: connections stay open, but nothing answers."""
-    act("pause", LocalCluster(data).pause, who, format)
+    act("pause", LocalCluster(data).pause, who, format, data, sentence="pause {who}")
 
 
 def resume(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Resume a paused process (SIGCONT)."""
-    act("resume", LocalCluster(data).resume, who, format)
+    act("resume", LocalCluster(data).resume, who, format, data, sentence="resume {who}")
 
 
 def start(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Start killed or stopped processes and wait until they serve. `all` starts all brokers that are not running."""
-    act("start", LocalCluster(data).start, who, format)
+    act("start", LocalCluster(data).start, who, format, data, sentence="start {who}")
 
 
 def stop(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Stop cleanly (SIGTERM) and wait for the end. A broker first moves its leaders to other brokers."""
     cluster = LocalCluster(data)
-    stopped = cluster.stop(parsed_who(who))
+    found = parsed_who(who)
+    stopped = journal.done(data, f"stop {who}", "stop {who}", lambda: cluster.stop(found), who)
     said = {member: cluster.handed_over(member) for member in stopped if isinstance(member, int)}
     handed_over = {member: each for member, each in said.items() if each is not None}
     if format is Format.JSON:

@@ -3,15 +3,18 @@
 from __future__ import annotations
 
 import sys
+from collections.abc import Callable
+from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minibroker.client.cli.terminal.output import DEFAULT_DATA, DataOption, Format, FormatOption, UsageError, note
 from minibroker.deploy.acting import WhoArgument, act, parsed_who
+from minibroker.deploy.journal import OTHER, WHO
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.processes import ProcessState
-from minibroker.deploy.local.who import Member, Who, name_of
+from minibroker.deploy.local.who import AllBrokers, Member, Who, name_of
 from minibroker.deploy.scenarios.words import parse_time
 
 app = typer.Typer(
@@ -32,7 +35,8 @@ def fill_disk(
 ) -> None:
     """Let no file of the broker grow, as on a full disk."""
     cluster = FaultyCluster(data)
-    act("fill-disk", lambda found: cluster.fill_disk(found, log_dir), who, format)
+    sentence = f"fill disk of {WHO}" if log_dir is None else None
+    _fault("fill-disk", lambda found: cluster.fill_disk(found, log_dir), who, format, data, sentence)
 
 
 @app.command("break-disk")
@@ -41,7 +45,8 @@ def break_disk(
 ) -> None:
     """Let each call of the broker's disk fail with EIO."""
     cluster = FaultyCluster(data)
-    act("break-disk", lambda found: cluster.break_disk(found, log_dir), who, format)
+    sentence = f"break disk of {WHO}" if log_dir is None else None
+    _fault("break-disk", lambda found: cluster.break_disk(found, log_dir), who, format, data, sentence)
 
 
 @app.command("slow-disk")
@@ -62,7 +67,16 @@ def slow_disk(
     delay_s = _seconds(time)
     write_delay_s = delay_s if writes or not delay_s else None
     cluster = FaultyCluster(data)
-    act("slow-disk", lambda found: cluster.slow_disk(found, delay_s, write_delay_s, log_dir), who, format)
+    sentence = f"slow disk of {WHO} by {time.strip()}" if log_dir is None and not writes else None
+    _fault(
+        "slow-disk",
+        lambda found: cluster.slow_disk(found, delay_s, write_delay_s, log_dir),
+        who,
+        format,
+        data,
+        sentence,
+        rest=time,
+    )
     _note_end(delay_s, "the disks are not slow any more")
 
 
@@ -79,13 +93,24 @@ def cut(
 ) -> None:
     """Lose all packets between two brokers, or between a broker and zookeeper. Connections stay open, silent."""
     cluster, end = FaultyCluster(data), parsed_who(other)
-    act("cut", lambda found: cluster.cut(found, end, one_way=one_way), who, format)
+    is_of_two = not any(isinstance(one, AllBrokers) for one in (end, parsed_who(who)))
+    words = f"cut packets from {WHO} to {OTHER}" if one_way else f"cut {WHO} from {OTHER}"
+    _fault(
+        "cut",
+        lambda found: cluster.cut(found, end, one_way=one_way),
+        who,
+        format,
+        data,
+        words if is_of_two else None,
+        rest=other,
+        other=other,
+    )
 
 
 @app.command("isolate")
 def isolate(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Lose all packets of the broker: from and to other brokers, ZooKeeper and clients."""
-    act("isolate", FaultyCluster(data).isolate, who, format)
+    _fault("isolate", FaultyCluster(data).isolate, who, format, data, f"isolate {WHO}")
 
 
 @app.command("slow-network")
@@ -104,14 +129,23 @@ def slow_network(
     """Let each packet that the broker sends take TIME longer."""
     cluster, delay_s = FaultyCluster(data), _seconds(time)
     end = None if other is None else parsed_who(other)
-    act("slow-network", lambda found: cluster.slow_network(found, delay_s, end), who, format)
+    sentence = f"slow network by {time.strip()}" if who == "all" and end is None else None
+    _fault(
+        "slow-network",
+        lambda found: cluster.slow_network(found, delay_s, end),
+        who,
+        format,
+        data,
+        sentence,
+        rest=time,
+    )
     _note_end(delay_s, "these packets are not slow any more")
 
 
 @app.command("drop-connections")
 def drop_connections(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Break all connections of the broker once, with other brokers and with clients. They may connect again."""
-    act("drop-connections", FaultyCluster(data).drop_connections, who, format)
+    _fault("drop-connections", FaultyCluster(data).drop_connections, who, format, data, f"drop connections of {WHO}")
 
 
 @app.command("move-clock")
@@ -126,7 +160,8 @@ def move_clock(
     cluster, by_s = FaultyCluster(data), _seconds(time) * (-1 if back else 1)
     if not by_s:
         raise UsageError(f"TIME is {time!r}, so no clock would move: give a longer time, or `minibroker heal`")
-    act("move-clock", lambda found: cluster.move_clock(found, by_s), who, format)
+    sentence = None if back else f"move clock of {WHO} by {time.strip()}"
+    _fault("move-clock", lambda found: cluster.move_clock(found, by_s), who, format, data, sentence, rest=time)
 
 
 def heal(
@@ -144,7 +179,22 @@ def heal(
             note(f"{name_of(member)} has ended: `minibroker start {member}` starts it")
         return members
 
-    act("heal", healed, who, format)
+    act("heal", healed, who, format, data, sentence="heal" if who == "all" else None)
+
+
+def _fault(
+    action: str,
+    method: Callable[[Who], list[Member]],
+    who: str,
+    format: Format,
+    data: Path,
+    sentence: str | None,
+    *,
+    rest: str = "",
+    other: str | None = None,
+) -> None:
+    command = f"fault {action} {who} {rest}".rstrip()
+    act(action, method, who, format, data, command=command, sentence=sentence, other=other)
 
 
 def _note_end(delay_s: float, text: str) -> None:

@@ -16,6 +16,7 @@ from functools import partial
 from typing import NamedTuple, TypeVar, cast
 
 from minibroker.client.cli.timelines.story import Story
+from minibroker.deploy import journal
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import ZOOKEEPER, Member, Who, acted, name_of, parse_who
@@ -94,7 +95,15 @@ class Faults:
     async def _run(self, applied: Applied, who: Who) -> None:
         method = getattr(self._cluster, applied.action)
         try:
-            members: list[Member] = await _in_thread(lambda: method(who))
+            members: list[Member] = await _in_thread(
+                lambda: journal.done(
+                    self._cluster.directory,
+                    applied.command,
+                    f"{applied.action} {journal.WHO}",
+                    lambda: method(who),
+                    applied.who,
+                )
+            )
         except (MinibrokerError, OSError) as error:  # a process of another user raises the latter
             self._put(applied._replace(said=str(error), failed=True))
             return

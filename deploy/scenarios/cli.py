@@ -132,15 +132,15 @@ def export(file: FileArgument, out: OutOption = None) -> None:
 
 @app.command("record")
 def record_scenario(data: DataOption = DEFAULT_DATA, out: OutOption = None) -> None:
-    """Watch the processes of a local cluster until Ctrl-C, and write what was done to them as a scenario."""
+    """Watch a local cluster until Ctrl-C, and write the commands that break and mend it as a scenario."""
     from minibroker.deploy.scenarios.record import record
 
     interrupted = threading.Event()
     former = signal.signal(signal.SIGINT, lambda *_: interrupted.set())
     signal.signal(signal.SIGTERM, lambda *_: interrupted.set())
     try:
-        note("recording: kill, stop, pause and start processes from other terminals; Ctrl-C ends the recording")
-        text = record(LocalCluster(data), lambda: not interrupted.is_set(), note)
+        _say("recording: kill, stop, pause, start and fault from other terminals; Ctrl-C ends the recording")
+        text = record(LocalCluster(data), lambda: not interrupted.is_set(), _say)
     finally:
         signal.signal(signal.SIGINT, former)
     _write(text, out)
@@ -159,4 +159,4 @@ def _write(text: str, out: Path | None) -> None:
         out.write_text(text)
     except OSError as error:
         raise UsageError(f"--out {out}: {error.strerror}; give a file that can be written") from None
-    note(f"written to {out}")
+    _say(f"written to {out}")

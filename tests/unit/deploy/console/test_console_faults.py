@@ -14,6 +14,7 @@ import pytest
 
 from minibroker.client.cli.terminal.output import UsageError
 from minibroker.client.cli.timelines.story import Step, Story
+from minibroker.deploy import journal
 from minibroker.deploy.console import command, pages
 from minibroker.deploy.console.fault_page import fault_sections, who_form
 from minibroker.deploy.console.faults import MAX_AT_ONCE, Applied, Faults, MemberState, causes_of, consequences_of
@@ -30,7 +31,8 @@ OWN = {"origin": "http://127.0.0.1:8080", "sec-fetch-site": "same-origin"}
 class Local:
     """Records the commands of a LocalCluster."""
 
-    def __init__(self) -> None:
+    def __init__(self, directory: Path = Path("/nonexistent")) -> None:
+        self.directory = directory
         self.commands: list[tuple[str, Who]] = []
         self.may_end = threading.Event()
         self.may_end.set()
@@ -95,6 +97,15 @@ async def test_a_command_says_what_it_did_and_its_page_shows_that() -> None:
     await until(lambda: buttons.faults.applied[1].said is not None)
     assert buttons.faults.applied[1].said == "stop: broker 3; broker 3: handed over 4 leaders"
     assert buttons.local.commands[1] == ("stop", CoordinatorOf("billing"))
+
+
+async def test_a_recorder_hears_the_words_of_a_command(tmp_path: Path) -> None:
+    journal.begin(tmp_path)
+    faults = _faults(Local(tmp_path))
+    faults.apply("kill", "leader:orders-0")
+    await until(lambda: faults.applied[0].said is not None)
+    [said] = journal.read(tmp_path)
+    assert (said.command, said.sentence, said.members) == ("kill leader:orders-0", "kill {who}", [2])
 
 
 async def test_a_command_that_fails_says_why() -> None:

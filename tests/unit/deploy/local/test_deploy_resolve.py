@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -97,10 +98,9 @@ def test_a_follower_is_the_first_replica_in_sync_that_does_not_lead(
         return NO_CONTROLLER._replace(partitions={orders: MetadataPartition(0, 0, leader, 1, [1, 2], isr, [])})
 
     for leader, isr, follower in ((1, [1, 2], 2), (2, [2, 1], 1), (NO_LEADER, [2], 2)):
-        view = seen(leader, isr)
-        monkeypatch.setattr(cluster, "view", lambda view=view: view)
+        monkeypatch.setattr(cluster, "view", partial(seen, leader, isr))
         assert cluster.resolve(parse_who("follower:orders-0")) == [follower]
-    monkeypatch.setattr(cluster, "view", lambda: seen(1, [1]))
+    monkeypatch.setattr(cluster, "view", partial(seen, 1, [1]))
     with pytest.raises(LaunchError, match="orders-0 has no follower in sync now: see `minibroker status`"):
         cluster.resolve(parse_who("follower:orders-0"))
 
