@@ -1,4 +1,6 @@
+import resource
 import struct
+from pathlib import Path
 
 import pytest
 
@@ -63,9 +65,19 @@ def test_a_length_over_the_limit_is_refused_before_memory_is_taken() -> None:
 
 
 def test_memory_follows_the_bytes_that_arrived_not_those_announced() -> None:
+    before = resident_bytes()
     reader = FrameReader(response_limit(2**31))
     feed(reader, struct.pack(">i", 2**30) + b"12345678", 12)
-    assert len(reader.get_buffer()) <= 1024 * 1024
+    assert resident_bytes() < before + 16 * 2**20
+    arrived = bytes(32 * 2**20)
+    reader.get_buffer()[: len(arrived)] = arrived
+    assert reader.buffer_updated(len(arrived)) == []
+    assert before + 32 * 2**20 <= resident_bytes() < before + 96 * 2**20
+
+
+def resident_bytes() -> int:
+    """The memory that this process takes now."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize()
 
 
 def test_a_large_frame_keeps_its_bytes_while_later_frames_arrive() -> None:
