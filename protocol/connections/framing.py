@@ -8,8 +8,8 @@ The choice: small frames are collected in one reused buffer and copied out of it
 buffer would change under its reader). That buffer grows with the first read that fills it, since thousands of
 connections may do nothing. A larger frame gets its own buffer, which the transport fills directly
 (`get_buffer`). Beyond 1 MiB that is a mapping of its own: the kernel gives it memory page by page, as the bytes arrive,
-and takes all of it back with the last view. The limit depends on the API, which is in the frame's first bytes (array of five, then the key), so these are
-read before anything large is allocated.
+and takes all of it back with the last view. The limit depends on the API, which is in the frame's first bytes (array of
+five, then the key), so these are read before anything large is allocated.
 
 Rejected: asyncio streams (`readexactly` copies twice and wakes a task per frame); decoding incrementally
 with msgpack's Unpacker (it grows by the announced length of nested values); a buffer that doubles once it is full (the
