@@ -13,7 +13,6 @@ from typing import Annotated
 import msgspec
 import typer
 
-from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     UNHEALTHY,
@@ -31,8 +30,6 @@ from minibroker.client.cli.terminal.output import (
     run,
     settings_of,
 )
-from minibroker.client.security import protection
-from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy import fault_commands, journal
 from minibroker.deploy.acting import WhoArgument, act, parsed_who, print_acted
 from minibroker.deploy.console.command import console
@@ -47,19 +44,13 @@ from minibroker.deploy.local.plan import Options
 from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.supervision import watch
 from minibroker.deploy.local.who import Member, name_of
+from minibroker.deploy.looking import view_and_status
 from minibroker.deploy.observing import log_files, status_screen
-from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import (
-    ClusterView,
-    ask_cluster,
     ask_end_offsets,
-    ask_offline_log_dirs,
-    with_details,
 )
-from minibroker.deploy.observing.status import Status, status_of_view
 from minibroker.deploy.trials import demo as demo_story
 from minibroker.deploy.trials.bench import failover, rolling_restart, storage
-from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import plural
 
 _FOLLOW_INTERVAL_S = 0.1
@@ -213,7 +204,7 @@ def status(
     if watch:
         status_screen.watch(lambda: _glance(bootstrap, data), format)
         return
-    _, found = _view_and_status(bootstrap, data)
+    _, found = view_and_status(bootstrap, data)
     address = console_file.address(data) if bootstrap is None else None
     if format is Format.JSON:
         print_json({**status_screen.status_object(found), "console": address})
@@ -383,21 +374,8 @@ def _print_cluster(cluster: LocalCluster, running: ClusterFile, format: Format) 
     sys.stdout.flush()
 
 
-def _view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Status]:
-    if bootstrap is None:
-        cluster = LocalCluster(data)
-        view = cluster.view()
-        return view, cluster.status(view, asks_controller=True)
-    access = AsClient(protection("minibroker", security.chosen()))
-    view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
-    if not view.brokers:
-        raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
-    view = asyncio.run(with_details(view))
-    return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
-
-
 def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
-    view, found = _view_and_status(bootstrap, data)
+    view, found = view_and_status(bootstrap, data)
     return status_screen.Glance(found, asyncio.run(ask_end_offsets(view)), time.monotonic())
 
 

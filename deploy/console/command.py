@@ -6,6 +6,7 @@ import asyncio
 import ipaddress
 import socket
 import sys
+from collections.abc import Callable
 from functools import partial
 from importlib.util import find_spec
 from pathlib import Path
@@ -27,6 +28,8 @@ from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local import console_file
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.looking import view_and_status
+from minibroker.deploy.observing.status import Status
 
 DEFAULT_PORT = 8080
 ENDING_WITHIN_S = 1
@@ -57,7 +60,12 @@ def console(
         _check_faults(bootstrap, host)
     servers = partial(bootstrap_servers, bootstrap, data, even_if_down=True)
     parse_bootstrap(servers())  # a mistake on the command line is told here, and not on the pages
-    run(_serve(servers, data if bootstrap is None else None, host, port, allow_faults))
+    health = partial(_status, bootstrap, data)
+    run(_serve(servers, data if bootstrap is None else None, host, port, allow_faults, health))
+
+
+def _status(bootstrap: str | None, data: Path) -> Status:
+    return view_and_status(bootstrap, data)[1]
 
 
 def _check_faults(bootstrap: str | None, host: str) -> None:
@@ -80,7 +88,14 @@ def is_loopback(host: str) -> bool:
         return False
 
 
-async def _serve(servers: partial[str], files: Path | None, host: str, port: int, allow_faults: bool) -> None:
+async def _serve(
+    servers: partial[str],
+    files: Path | None,
+    host: str,
+    port: int,
+    allow_faults: bool,
+    health: Callable[[], Status],
+) -> None:
     from minibroker.deploy.console.edge import Console, Server
     from minibroker.deploy.console.faults import Faults
     from minibroker.deploy.console.reading import Reader
@@ -90,7 +105,7 @@ async def _serve(servers: partial[str], files: Path | None, host: str, port: int
     reader = Reader(servers, files)
     faults = Faults(LocalCluster(files)) if allow_faults and files is not None else None
     sampler = Sampler(reader.look, files)
-    server = Server(Console(reader, sampler, faults), host, ENDING_WITHIN_S)
+    server = Server(Console(reader, sampler, faults, health=health), host, ENDING_WITHIN_S)
     shown = f"[{host}]" if ":" in host else host
     address = f"http://{shown}:{listening.getsockname()[1]}/"
     if files is not None:

@@ -42,9 +42,10 @@ from minibroker.deploy.console.parts import Sections, address, content, frame, n
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.records import AUTO, FORMATS, RecordReading, Records
 from minibroker.deploy.console.sampling import Sampler
-from minibroker.deploy.console.shared import Pace, Reading, Readings, Shared
+from minibroker.deploy.console.shared import Look, Pace, Reading, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
+from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import INTERNAL_TOPICS
 from minibroker.protocol.words import printable
@@ -55,6 +56,11 @@ EVERY_S = 0.5
 GROUPS_EVERY_S = 1.0
 RECORDS_EVERY_S = 1.0
 SETTINGS_EVERY_S = 5.0
+HEALTH_EVERY_S = 3.0
+HEALTH_SHARE = 0.01
+"""Of a core: a look at the cluster's health that costs more than 30 ms is followed by a longer pause."""
+HEALTH_WITHIN_S = 0.5
+"""A page waits so long for the first one."""
 PLAIN_PAGE_WITHIN_S = 2.5
 """A page that has no new reading by then shows the last state and says so; its event stream brings the next."""
 KEEP_ALIVE_S = 10.0
@@ -154,14 +160,31 @@ class View(Generic[T]):
 
 class Console:
     def __init__(
-        self, reader: Reader, sampler: Sampler, faults: Faults | None = None, pace: Pace | None = None
+        self,
+        reader: Reader,
+        sampler: Sampler,
+        faults: Faults | None = None,
+        pace: Pace | None = None,
+        health: Callable[[], Status] | None = None,
     ) -> None:
-        """With `faults`, the console has a page that breaks the cluster."""
+        """With `faults`, the console has a page that breaks the cluster. `health` finds what `minibroker status` shows,
+        and blocks."""
         pace = pace or Pace()
         self._faults = faults
 
+        known: Look[Status] | None = None if health is None else Look(health, HEALTH_EVERY_S, HEALTH_SHARE)
+
         def of_cluster(query: Query) -> Shared[ClusterState]:
-            return Shared(lambda: reader.cluster(query), EVERY_S, pace=pace)
+            async def read() -> ClusterState:
+                if known is not None:
+                    await known.begin(HEALTH_WITHIN_S)
+                return await reader.cluster(query)
+
+            return Shared(read, EVERY_S, pace=pace)
+
+        def overview(state: ClusterState | None, query: Query) -> Sections:
+            found, error = (None, None) if known is None else (known.value, known.error)
+            return pages.problem_section(found, error) | pages.overview_sections(state, query, found)
 
         def of_timeline(_: Query) -> Shared[Timeline]:
             return Shared(reader.timeline, EVERY_S, reader.timeline_in_files, pace)
@@ -185,9 +208,10 @@ class Console:
         self._views: dict[str, View[Any]] = {
             "/": View(
                 Readings(of_cluster),
-                pages.overview_sections,
+                overview,
                 lambda query: Query(topic=query.topic, page=query.page, internal=query.internal),
                 lambda state, query: topic_form("/", query, topics_of_cluster(state)),
+                lambda: 0 if known is None else known.version,
             ),
             "/failovers": View(
                 timelines,

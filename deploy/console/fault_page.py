@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 
+from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.timelines.words import clock_time
 from minibroker.deploy.console.faults import ACTIONS, Applied, MemberState
 from minibroker.deploy.console.markup import Content, Markup, element
@@ -19,7 +20,7 @@ ONE_OF_MANY = "The commands for one process, as on the command line: "
 def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Applied], token: str) -> Sections:
     """`applied` are the commands of this console, the oldest first."""
     rows = [
-        *(_row(each.who, each.name, *STATES[each.state], token) for each in members or ()),
+        *(_row(each.who, each.name, *STATES[each.state], token, faults=each.faults) for each in members or ()),
         _row(CONTROLLER, "the controller", "whichever broker it is", None, token, without=("resume", "start")),
         _row(ALL, "all brokers", "", None, token),
     ]
@@ -33,7 +34,7 @@ def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Appl
         for each in applied[: -SHOWN - 1 : -1]
     ]
     return {
-        "members": section("members", table("Processes", ("Process", "State", "Commands"), rows)),
+        "members": section("members", table("Processes", ("Process", "State", "Injected faults", "Commands"), rows)),
         "applied": section(
             "applied",
             element("h2", "What the commands did"),
@@ -71,7 +72,16 @@ def _commands() -> Content:
     return [[", " if at else "", each] for at, each in enumerate(described)]
 
 
-def _row(who: str, name: str, state: str, kind: str | None, token: str, without: Iterable[str] = ()) -> Markup:
+def _row(
+    who: str,
+    name: str,
+    state: str,
+    kind: str | None,
+    token: str,
+    without: Iterable[str] = (),
+    faults: Sequence[str] = (),
+) -> Markup:
+    heal = element("code", pastable(f"`minibroker heal {who}`").strip("`"))
     offered = [action for action in ACTIONS if action not in without]
     form = element(
         "form",
@@ -86,6 +96,7 @@ def _row(who: str, name: str, state: str, kind: str | None, token: str, without:
         "tr",
         element("th", name, scope="row"),
         element("td", state, class_=kind),
+        element("td", [f"{'; '.join(faults)}: ", heal] if faults else "–"),
         element("td", form, class_="commands"),
     )
 

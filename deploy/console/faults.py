@@ -8,21 +8,20 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import suppress
+from collections.abc import Iterator, Sequence
 from functools import partial
-from typing import NamedTuple, TypeVar, cast
+from typing import NamedTuple
 
 from minibroker.client.cli.timelines.story import Story
 from minibroker.deploy import journal
+from minibroker.deploy.console.shared import in_thread
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.who import ZOOKEEPER, Member, Who, acted, name_of, parse_who
 from minibroker.protocol.errors import MinibrokerError
-
-T = TypeVar("T")
+from minibroker.protocol.faults import described
 
 ACTIONS = {
     "kill": "like a crash (SIGKILL)",
@@ -58,6 +57,8 @@ class MemberState(NamedTuple):
     who: str
     name: str
     state: str
+    faults: tuple[str, ...] = ()
+    """Those that it was ordered to have, in words."""
 
 
 class Faults:
@@ -95,7 +96,7 @@ class Faults:
     async def _run(self, applied: Applied, who: Who) -> None:
         method = getattr(self._cluster, applied.action)
         try:
-            members: list[Member] = await _in_thread(
+            members: list[Member] = await in_thread(
                 lambda: journal.done(
                     self._cluster.directory,
                     applied.command,
@@ -130,37 +131,13 @@ class Faults:
 
     def _members(self) -> Iterator[MemberState]:
         cluster = self._cluster.file()
+        ill = all_faults(self._cluster.directory, cluster)
         for broker in cluster.brokers:
             state = self._cluster.state_of(broker.id)
-            yield MemberState(str(broker.id), name_of(broker.id), state.value)
+            injected = tuple(described(ill[broker.id])) if broker.id in ill else ()
+            yield MemberState(str(broker.id), name_of(broker.id), state.value, injected)
         if cluster.zookeeper.port is not None:
             yield MemberState(ZOOKEEPER, name_of(ZOOKEEPER), self._cluster.state_of(ZOOKEEPER).value)
-
-
-async def _in_thread(call: Callable[[], T]) -> T:
-    """As `asyncio.to_thread`, but the console ends without waiting for the call: `start` may wait for minutes."""
-    loop = asyncio.get_running_loop()
-    outcome: asyncio.Future[T] = loop.create_future()
-
-    def settle(result: T | None, error: BaseException | None) -> None:
-        if outcome.done():
-            return
-        if error is not None:
-            outcome.set_exception(error)
-        else:
-            outcome.set_result(cast(T, result))
-
-    def run() -> None:
-        result, error = None, None
-        try:
-            result = call()
-        except Exception as raised:  # noqa: BLE001 - raised by the caller
-            error = raised
-        with suppress(RuntimeError):  # the loop is closed
-            loop.call_soon_threadsafe(settle, result, error)
-
-    threading.Thread(target=run, daemon=True).start()
-    return await outcome
 
 
 def causes_of(story: Story, faults: Sequence[Applied]) -> list[tuple[Applied, float]]:

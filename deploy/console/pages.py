@@ -29,6 +29,8 @@ from minibroker.deploy.console.views import (
     overview,
     page_of,
 )
+from minibroker.deploy.observing.status import Status
+from minibroker.deploy.observing.status_screen import fault_lines, problem_lines
 from minibroker.protocol.words import counted, in_bytes, listed
 
 ROWS_KEPT = 2_000
@@ -39,20 +41,58 @@ FAULTS_SHOWN = 10
 MOVES_SHOWN = 20
 LAGS_A_PAGE = 100
 
-SYMBOLS = {"leader": "★", "in sync": "✓", "out of sync": "✗", "alive": "✓", "silent": "?", "dead": "✗"}
+SYMBOLS = {
+    "leader": "★",
+    "in sync": "✓",
+    "out of sync": "✗",
+    "alive": "✓",
+    "silent": "?",
+    "slow": "?",
+    "paused": "?",
+    "dead": "✗",
+}
 """No state is shown by colour alone."""
-STATES = {"alive": "alive", "silent": "does not answer", "dead": "dead"}
-NOTES = {"alive": "", "silent": " (does not answer)", "dead": " (dead)"}
+STATES = {"alive": "alive", "silent": "does not answer", "slow": "slow to answer", "paused": "paused", "dead": "dead"}
+NOTES = {state: "" if state == "alive" else f" ({words})" for state, words in STATES.items()}
+UNCERTAIN = ("silent", "slow", "paused")
+OVERDUE_S = 5.0
+"""A session that has not ended so long after its timeout is kept alive by the heartbeats of its broker."""
 ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", OUT_OF_SYNC: "warn"}
 
 
 # --- Overview --------------------------------------------------------------------------------------------------------
 
 
-def overview_sections(state: ClusterState | None, query: Query) -> Sections:
+def problem_section(health: Status | None, error: str | None) -> Sections:
+    """Return what `minibroker status` says of problems, and of the faults that were ordered. `error`: why that is not
+    known."""
+    problems = [] if health is None else problem_lines(health)
+    faults = [] if health is None else fault_lines(health)
+    if error is not None:
+        problems.append(f"what `minibroker status` knows cannot be shown: {error}")
+    return {
+        "problems": section(
+            "problems",
+            [element("h2", counted(len(problems), "problem")), _lines(problems)] if problems else None,
+            [element("h2", "Injected faults"), _lines(faults)] if faults else None,
+        )
+    }
+
+
+def _lines(texts: Sequence[str]) -> Markup:
+    return element("ul", [element("li", _with_commands(capitalized(text))) for text in texts])
+
+
+def _with_commands(text: str) -> Content:
+    """Show what stands in backquotes as a command, to be copied."""
+    return [element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))]
+
+
+def overview_sections(state: ClusterState | None, query: Query, health: Status | None = None) -> Sections:
+    """`health`: see `views.overview`."""
     if state is None:
         return {name: section(name) for name in ("summary", "brokers", "moves", "troubles", "partitions")}
-    view = overview(state, query)
+    view = overview(state, query, health)
     epoch = state.description.controller_epoch
     facts = [
         ("Controller", view.controller + ("" if epoch is None else f", epoch {epoch}")),
@@ -97,9 +137,9 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
         element(
             "tr",
             element("th", broker.id, scope="row"),
-            element("td", f"{SYMBOLS[broker.state]} {STATES[broker.state]}", class_=broker.state),
+            element("td", _state_words(broker), class_="silent" if broker.state in UNCERTAIN else broker.state),
             element("td", broker.address or "–"),
-            element("td", session_words(broker), class_="silent" if broker.state == "silent" else None),
+            element("td", session_words(broker), class_="silent" if broker.state in UNCERTAIN else None),
             element("td", "controller" if broker.is_controller else ""),
             number(broker.leads),
             number(broker.in_sync),
@@ -111,9 +151,14 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
     return table("Brokers", header, rows)
 
 
+def _state_words(broker: BrokerView) -> str:
+    is_out = broker.state == "paused" and not broker.address
+    return f"{SYMBOLS[broker.state]} {STATES[broker.state]}{' (out of the cluster)' if is_out else ''}"
+
+
 def session_words(broker: BrokerView) -> Content:
     session = broker.session
-    if broker.state == "dead":
+    if not broker.address:
         if session.answered_at_ms is None:
             return "none"
         return f"over; last answer at {clock_time(session.answered_at_ms).partition('.')[0]} UTC"
@@ -125,6 +170,8 @@ def session_words(broker: BrokerView) -> Content:
         words = ["last heard ", _passing(session.answered_ago_s, 1), " ago"]
     if session.ends_in_s is None:
         return [*words, "; its timeout is not known"]
+    if session.ends_in_s < -OVERDUE_S:
+        return [*words, "; still registered, so its session lives: it is slow, and not gone"]
     if session.ends_in_s < 0:
         return [*words, "; session should have ended ", _passing(-session.ends_in_s, 1), " ago"]
     return [*words, "; session ends in ", _passing(session.ends_in_s, -1)]
@@ -136,7 +183,7 @@ def _passing(seconds: float, per_second: int) -> Content:
 
 
 def _legend_of(brokers: Sequence[BrokerView]) -> Markup | None:
-    return _SESSION_LEGEND if any(broker.state == "silent" for broker in brokers) else None
+    return _SESSION_LEGEND if any(broker.state in UNCERTAIN for broker in brokers) else None
 
 
 _SESSION_LEGEND = element(

@@ -40,6 +40,8 @@ from minibroker.deploy.console.sampling import Sight
 from minibroker.deploy.console.sessions import Contacts
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, broker_ids, page_of, shown_partitions
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.processes import ProcessState, state_of
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 
@@ -100,7 +102,9 @@ class Reader:
             await self._drop(_CLUSTER)
             raise
         ids = [broker.id for broker in description.brokers]
-        found, reassigned = await asyncio.gather(self._replicas(admin, ids), self._reassignments(admin, topics))
+        found, reassigned, paused = await asyncio.gather(
+            self._replicas(admin, ids), self._reassignments(admin, topics), asyncio.to_thread(self._paused)
+        )
         behind = {broker_id: _lags(replicas) for broker_id, replicas in found.items()}
         await self._learn_timeouts(admin, self._contacts.unknown(behind))
         state = ClusterState(description, topics, behind, {}, await _min_isr(admin, topics))
@@ -119,7 +123,13 @@ class Reader:
             )
             for partition, one in reassigned.items()
         }
-        return state._replace(ends=await end_offsets(admin, topics, answering), sessions=sessions, moves=moves)
+        ends = await end_offsets(admin, topics, answering)
+        return state._replace(ends=ends, sessions=sessions, moves=moves, paused=paused)
+
+    def _paused(self) -> frozenset[int]:
+        cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
+        brokers = () if cluster is None else cluster.brokers
+        return frozenset(each.id for each in brokers if state_of(each.process) is ProcessState.PAUSED)
 
     async def _replicas(self, admin: Admin, ids: Sequence[int]) -> dict[int, Replicas]:
         """Return the replicas of the brokers that answer."""

@@ -12,10 +12,12 @@ clusters, which would show a failover of a small one late.
 from __future__ import annotations
 
 import asyncio
+import threading
 import time
 from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass, replace
-from typing import Generic, TypeVar
+from typing import Generic, TypeVar, cast
 
 from minibroker.protocol.errors import MinibrokerError
 
@@ -163,3 +165,81 @@ class Readings(Generic[Q, T]):
         self._is_ended = True
         for shared in self._by_selection.values():
             shared.end()
+
+
+class Look(Generic[T]):
+    """A blocking look at the cluster that may take seconds, beside the reading of a page, which does not wait for it.
+    It is taken in a thread while a page asks for it."""
+
+    def __init__(self, look: Callable[[], T], every_s: float, share: float) -> None:
+        """`look` raises MinibrokerError. `share` is that of a core which the looks may take."""
+        self._look = look
+        self._every_s = every_s
+        self._share = share
+        self._due_at_s = float("-inf")
+        self._under_way: asyncio.Task[None] | None = None
+        self.value: T | None = None
+        """What the last look has found. None: it has failed, or there was none."""
+        self.error: str | None = None
+        """Why the last look has failed."""
+        self.version = 0
+        """Increases with each change."""
+
+    async def begin(self, first_within_s: float) -> None:
+        """Begin a look if one is due. Wait at most this long, and for the first one only."""
+        clock = asyncio.get_running_loop().time
+        if self._under_way is None and clock() >= self._due_at_s:
+            self._under_way = asyncio.create_task(self._run())
+        if self._under_way is not None and self.version == 0:
+            await asyncio.wait([self._under_way], timeout=first_within_s)
+
+    async def _run(self) -> None:
+        used_s = 0.0
+
+        def measured() -> T:
+            nonlocal used_s
+            began_s = time.thread_time()
+            try:
+                return self._look()
+            finally:
+                used_s = time.thread_time() - began_s
+
+        value, error = None, None
+        try:
+            value = await in_thread(measured)
+        except (MinibrokerError, OSError) as failure:
+            error = str(failure)
+        except Exception as failure:  # noqa: BLE001 - shown on the page, which needs the rest of its contents
+            error = f"failed by a fault of the console: {failure!r}"
+        finally:
+            self._due_at_s = asyncio.get_running_loop().time() + max(self._every_s, used_s / self._share)
+            self._under_way = None
+        if self.version == 0 or (value, error) != (self.value, self.error):
+            self.value, self.error = value, error
+            self.version += 1
+
+
+async def in_thread(call: Callable[[], T]) -> T:
+    """As `asyncio.to_thread`, but the console ends without waiting for the call: `start` may wait for minutes."""
+    loop = asyncio.get_running_loop()
+    outcome: asyncio.Future[T] = loop.create_future()
+
+    def settle(result: T | None, error: BaseException | None) -> None:
+        if outcome.done():
+            return
+        if error is not None:
+            outcome.set_exception(error)
+        else:
+            outcome.set_result(cast(T, result))
+
+    def run() -> None:
+        result, error = None, None
+        try:
+            result = call()
+        except Exception as raised:  # noqa: BLE001 - raised by the caller
+            error = raised
+        with suppress(RuntimeError):  # the loop is closed
+            loop.call_soon_threadsafe(settle, result, error)
+
+    threading.Thread(target=run, daemon=True).start()
+    return await outcome

@@ -36,6 +36,8 @@ class ClusterState(NamedTuple):
     """Of registered brokers, and of others with replicas."""
     moves: Mapping[TopicPartition, Move] = MappingProxyType({})
     """Reassignments in progress, as the controller listed them a few seconds ago at most."""
+    paused: frozenset[int] = frozenset()
+    """Brokers of this machine whose processes are paused."""
 
 
 class Timeline(NamedTuple):

@@ -10,6 +10,7 @@ from typing import NamedTuple, TypeVar
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
+from minibroker.deploy.observing.status import Status
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import all_of
 
@@ -42,7 +43,8 @@ class BrokerView(NamedTuple):
     address: str
     """Empty: it is not alive, so nobody knows."""
     state: str
-    """"alive", "silent" (registered, but it does not answer) or "dead"."""
+    """"alive", "silent" (registered, but it does not answer), "slow" (as silent, but `minibroker status` has its
+    answer), "paused" (its process is) or "dead"."""
     is_controller: bool
     leads: int
     in_sync: int
@@ -124,7 +126,8 @@ TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, OUT_OF_SYNC)
 """The worst first."""
 
 
-def overview(state: ClusterState, query: Query) -> Overview:
+def overview(state: ClusterState, query: Query, health: Status | None = None) -> Overview:
+    """`health` is what `minibroker status` has found a few seconds ago, if it is known."""
     ids = broker_ids(state)
     page, pages, selected, shown = _page_of_partitions(state, query)
     troubled = _troubled(state)
@@ -133,7 +136,7 @@ def overview(state: ClusterState, query: Query) -> Overview:
     return Overview(
         described.cluster_id or "",
         "none" if described.controller_id is None else f"broker {described.controller_id}",
-        tuple(_brokers(state, ids)),
+        tuple(_brokers(state, ids, health)),
         tuple(_partition(state, ids, *pair) for pair in shown),
         page,
         pages,
@@ -205,7 +208,19 @@ def page_of(items: Sequence[T], page: int, size: int) -> tuple[int, int, Sequenc
     return page, pages, items[(page - 1) * size : page * size]
 
 
-def _brokers(state: ClusterState, ids: Sequence[int]) -> Iterator[BrokerView]:
+def _state_of(state: ClusterState, broker_id: int, is_registered: bool, health: Status | None) -> str:
+    if broker_id in state.paused:
+        return "paused"
+    if not is_registered:
+        return "dead"
+    if broker_id in state.behind:
+        return "alive"
+    statuses = () if health is None else health.brokers
+    answers = any(each.id == broker_id and each.alive and not each.silent and not each.paused for each in statuses)
+    return "slow" if answers else "silent"
+
+
+def _brokers(state: ClusterState, ids: Sequence[int], health: Status | None) -> Iterator[BrokerView]:
     alive = {broker.id: broker for broker in state.description.brokers}
     everything = [each for topic in state.topics.values() for each in topic.partitions]
     leads = Counter(each.leader for each in everything)
@@ -216,7 +231,7 @@ def _brokers(state: ClusterState, ids: Sequence[int]) -> Iterator[BrokerView]:
         yield BrokerView(
             broker_id,
             "" if broker is None else f"{broker.host}:{broker.port}",
-            "dead" if broker is None else "alive" if broker_id in state.behind else "silent",
+            _state_of(state, broker_id, broker is not None, health),
             state.description.controller_id == broker_id,
             leads[broker_id],
             in_sync[broker_id],

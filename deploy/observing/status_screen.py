@@ -51,10 +51,7 @@ def status_lines(found: Status) -> list[str]:
         lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
-    for broker_id, faults in found.faults.items():
-        lines.append(
-            f"faults of broker {broker_id}: {'; '.join(faults)}: " + pastable(f"`minibroker heal {broker_id}`")
-        )
+    lines += fault_lines(found)
     if found.reassigning_partitions:
         lines.append(f"being reassigned: {some_of(found.reassigning_partitions)}")
     if found.not_preferred_partitions:
@@ -65,6 +62,14 @@ def status_lines(found: Status) -> list[str]:
             + "(leader.imbalance.check.interval.seconds)"
         )
     return lines
+
+
+def fault_lines(found: Status) -> list[str]:
+    """Return the faults that were ordered, with the remedy."""
+    return [
+        f"faults of broker {broker_id}: {'; '.join(faults)}: " + pastable(f"`minibroker heal {broker_id}`")
+        for broker_id, faults in found.faults.items()
+    ]
 
 
 def _state(broker: BrokerStatus) -> str:

@@ -102,10 +102,13 @@ class Shell:
 
 
 @contextmanager
-def running_shell(directory: Path, settings: Mapping[str, str] | None = None) -> Iterator[Shell]:
+def running_shell(
+    directory: Path, settings: Mapping[str, str] | None = None, *, allow_faults: bool = False
+) -> Iterator[Shell]:
     """A shell with a cluster of three brokers, which is killed at the end."""
     shell = Shell(directory)
     options = [text for name, value in (settings or {}).items() for text in ("--override", f"{name}={value}")]
+    options += ["--allow-faults"] if allow_faults else []
     try:
         shell.ok("up", "--detach", "--base-port", str(free_ports(3)[0]), *options)
         yield shell

@@ -8,6 +8,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 from urllib.parse import urlencode
 
@@ -207,8 +208,28 @@ def test_a_paused_broker_counts_down_to_the_end_of_its_session(minibroker: Shell
     left = float(said.partition("session ends in ")[2].partition(">")[2].partition("<")[0])
     assert 0 <= left <= 6
     # ZooKeeper ends it, as the page has said.
-    overview.until("brokers", "✗ dead", "over; last answer at")
+    overview.until("brokers", "? paused (out of the cluster)", "over; last answer at")
+    overview.until("problems", f"Broker {paused} is paused", f"<code>minibroker resume {paused}</code>")
     minibroker.ok("resume", paused)
+    overview.until("problems", 'id="section-problems"></section>')
+
+
+@pytest.mark.slow
+def test_a_full_disk_is_named_with_the_fault_and_the_remedies(tmp_path: Path) -> None:
+    with running_shell(tmp_path, allow_faults=True) as shell:
+        shell.ok("topics", "create", "orders", "--partitions", "3")
+        console = Console(shell, "--allow-faults")
+        try:
+            overview, faults = console.news("/events"), console.news("/events/faults")
+            overview.until("brokers", "✓ alive")
+            shell("fault", "fill-disk", "2")
+            faults.until("members", "minibroker heal 2")
+            overview.until("problems", "Injected faults", "minibroker heal 2")
+            with suppress(AssertionError):  # the producer may outlast the broker
+                shell.ok("produce", "orders", stdin=(b"x" * 1_000 + b"\n") * 100)
+            overview.until("problems", "No space left on device", "<code>minibroker start 2</code>")
+        finally:
+            console.close()
 
 
 @pytest.mark.slow

@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
+import threading
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import MappingProxyType
@@ -22,10 +23,11 @@ from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
 from minibroker.deploy.console.faults import Faults
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.sampling import Sampler, Sight
-from minibroker.deploy.console.shared import MAX_KEPT, NOT_IN_TIME, Pace, Readings, Shared
+from minibroker.deploy.console.shared import MAX_KEPT, NOT_IN_TIME, Look, Pace, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.observing.status import ControllerStatus, Status, ZooKeeperStatus
 from minibroker.protocol.errors import NetworkError
 from tests.waiting import until
 
@@ -74,9 +76,9 @@ class Cluster:
         return Groups((), {}, 0, ())
 
 
-def _console(cluster: Cluster, faults: Faults | None = None) -> Console:
+def _console(cluster: Cluster, faults: Faults | None = None, health: Callable[[], Status] | None = None) -> Console:
     reader: Any = cluster
-    return Console(reader, Sampler(reader.look, None), faults, UNHURRIED)
+    return Console(reader, Sampler(reader.look, None), faults, UNHURRIED, health)
 
 
 def _application(cluster: Cluster) -> Starlette:
@@ -204,6 +206,49 @@ async def test_an_expensive_reading_is_followed_by_a_pause_in_which_the_last_one
     used_s += 1.0
     assert (await shared.soon(60)).number == 2
     assert cluster.reads == 2
+
+
+async def test_a_look_is_taken_beside_a_reading_which_waits_for_the_first_one_only() -> None:
+    answers: list[int | Exception] = [1, 1, NetworkError("no broker"), ZeroDivisionError("a fault of ours"), 2]
+    may_end = threading.Event()
+    may_end.set()
+
+    def take() -> int:
+        may_end.wait()
+        answer = answers.pop(0)
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
+
+    look = Look(take, 0.0, 1_000.0)
+    await look.begin(60)
+    assert (look.value, look.error, look.version) == (1, None, 1)
+    may_end.clear()
+    await look.begin(60)
+    assert look.version == 1
+    may_end.set()
+    await until(lambda: len(answers) == 3)
+    for version, value, error in ((2, None, "no broker"), (3, None, "fault of the console"), (4, 2, None)):
+
+        async def is_known(version: int = version) -> bool:
+            await look.begin(0)
+            return look.version >= version
+
+        while not await is_known():
+            await asyncio.sleep(0)
+        assert (look.value, look.version) == (value, version)
+        assert (error or "") in (look.error or "")
+
+
+async def test_the_overview_shows_problems_also_if_no_broker_answers() -> None:
+    cluster = Cluster()
+    cluster.error = NetworkError("no broker")
+    zookeeper = ZooKeeperStatus("127.0.0.1:2181", None, False, False, False)
+    status = Status([], ControllerStatus(None, None), zookeeper, None, None)
+    console = _console(cluster, health=lambda: status)
+    page = (await Request(console.application("127.0.0.1"), "/").ended()).body.decode()
+    assert "No broker answers" in page
+    assert "The cluster is down: <code>minibroker up</code>" in page
 
 
 def test_a_pause_has_a_limit() -> None:
@@ -355,7 +400,7 @@ async def test_an_event_stream_sends_all_sections_and_then_those_that_change() -
     await until(lambda: request.body.endswith(b"\n\n"))
     assert request.headers["content-type"].startswith("text/event-stream")
     first = request.body
-    assert first.count(b"section-") == 6
+    assert first.count(b"section-") == 7
     cluster.epoch = 2
     await until(lambda: len(request.body) > len(first) and request.body.endswith(b"\n\n"))
     news = request.body[len(first) :]

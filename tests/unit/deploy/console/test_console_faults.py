@@ -230,9 +230,13 @@ def test_a_failover_names_the_faults_before_and_during_it() -> None:
 
 
 def test_buttons_and_states_have_names_and_what_was_said_is_escaped() -> None:
-    members = (MemberState("1", "broker 1", "paused"), MemberState("zookeeper", "ZooKeeper", "running"))
+    members = (
+        MemberState("1", "broker 1", "paused", ("the disk of <x> is full",)),
+        MemberState("zookeeper", "ZooKeeper", "running"),
+    )
     sections = fault_sections(members, [Applied(1, 0, "kill", "<b>", "<i>", failed=True)], "secret")
     assert "? paused" in sections["members"]
+    assert "the disk of &lt;x&gt; is full: <code>minibroker heal 1</code>" in sections["members"]
     assert 'aria-label="resume broker 1"' in sections["members"]
     assert 'value="secret"' in sections["members"]
     assert "&lt;i&gt;" in sections["applied"]

@@ -5,8 +5,10 @@ from __future__ import annotations
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
+from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from minibroker.client.administering.groups import GroupDescription, GroupRebalance, MemberDescription
 from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
@@ -20,9 +22,10 @@ from minibroker.deploy.console import pages
 from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
 from minibroker.deploy.console.markup import Markup, element, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
-from minibroker.deploy.console.sessions import Contacts
+from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions
+from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
 from minibroker.protocol.model import TopicPartition
 
 EVIL = "<script>alert('1')</script>\"&\x1b"
@@ -194,6 +197,52 @@ def test_a_broker_that_does_not_answer_counts_down_to_the_end_of_its_session() -
     assert shown(state._replace(sessions=late))[1].endswith("; session should have ended 2.0 s ago")
     dead = _state(topic, alive=(1, 3))._replace(sessions=sessions)
     assert shown(dead)[1] == "over; last answer at 10:30:00 UTC"
+
+
+def test_a_session_that_outlives_its_timeout_is_of_a_slow_broker() -> None:
+    session = Session(26.0, 26.0, 6.0, 0)
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1])), silent=(2,))._replace(sessions={2: session})
+    assert "it is slow, and not gone" in pages.overview_sections(state, Query())["brokers"]
+    soon = state._replace(sessions={2: session._replace(unanswered_for_s=8.0)})
+    assert "session should have ended" in pages.overview_sections(soon, Query())["brokers"]
+
+
+@pytest.mark.parametrize(
+    ("alive", "paused", "words"), [((1, 3), (2,), "? paused (out of the cluster)"), ((1, 2, 3), (2,), "? paused<")]
+)
+def test_a_paused_broker_is_neither_dead_nor_silent(
+    alive: tuple[int, ...], paused: tuple[int, ...], words: str
+) -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1])), alive=alive, silent=(2,))
+    html = pages.overview_sections(state._replace(paused=frozenset(paused)), Query())["brokers"]
+    assert words in html
+    assert "✗ dead" not in html
+    assert (
+        "does not answer" not in pages.overview_sections(state._replace(paused=frozenset(paused)), Query())["brokers"]
+    )
+
+
+def _status(**of_2: Any) -> Status:
+    brokers = [BrokerStatus(id, 100 + id, True, 9090 + id, False, True, 1) for id in (1, 2, 3)]
+    brokers[1] = replace(brokers[1], **of_2)
+    return Status(brokers, ControllerStatus(1, 7), None, [], [])
+
+
+def test_a_broker_that_status_hears_is_slow_and_one_that_it_does_not_hear_is_silent() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1])), silent=(2,))
+    for health, said in ((_status(), "slow"), (_status(silent=True), "silent"), (None, "silent")):
+        assert overview(state, Query(), health).brokers[1].state == said
+
+
+def test_the_overview_names_the_problems_of_status_and_the_injected_faults() -> None:
+    health = _status(alive=False, last_error="log directory /x: [Errno 28] No space left on device")
+    health = replace(health, faults={2: ["the disk of /x is full <&>"]})
+    html = pages.problem_section(health, None)["problems"]
+    assert "1 problem" in html
+    assert "No space left on device): <code>minibroker start 2</code>" in html
+    assert "is full &lt;&amp;&gt;: <code>minibroker heal 2</code>" in html
+    assert pages.problem_section(_status(), None)["problems"] == '<section id="section-problems"></section>'
+    assert "no cluster" in pages.problem_section(None, "there is no cluster")["problems"]
 
 
 def test_an_answer_to_a_later_question_outweighs_a_question_that_is_still_open() -> None:

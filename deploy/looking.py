@@ -1,0 +1,30 @@
+"""One look at a cluster, here or elsewhere, as `minibroker status` and the console take it."""
+
+from __future__ import annotations
+
+import asyncio
+from pathlib import Path
+
+from minibroker.client.cli.terminal import security
+from minibroker.client.security import protection
+from minibroker.client.settings import parse_bootstrap
+from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.observing.access import AsClient
+from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_details
+from minibroker.deploy.observing.status import Status, status_of_view
+from minibroker.protocol.errors import MinibrokerError
+
+
+def view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Status]:
+    """Look at the cluster of `data`, or at the one of `bootstrap`. Blocking. Raises MinibrokerError if there is no such
+    cluster, or if no broker of `bootstrap` answers."""
+    if bootstrap is None:
+        cluster = LocalCluster(data)
+        view = cluster.view()
+        return view, cluster.status(view, asks_controller=True)
+    access = AsClient(protection("minibroker", security.chosen()))
+    view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
+    if not view.brokers:
+        raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
+    view = asyncio.run(with_details(view))
+    return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
