@@ -225,9 +225,11 @@ def _await_replicas(
         """P7."""
         statuses |= refused
         _bound_record_errors(statuses.values())
+        errors = [status.response.error_code for status in statuses.values() if status.response.error_code]
+        services.replicas.appender.refusals.update(errors)
         if body.acks == 0:
             request.respond_nothing()
-            if any(status.response.error_code for status in statuses.values()):
+            if errors:
                 request.close_connection("a produce request with acks=0 failed")
             return
         topics: dict[str, list[ProducePartitionResponse]] = {}

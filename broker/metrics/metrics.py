@@ -50,7 +50,8 @@ from minibroker.broker.storage.log import Log
 from minibroker.broker.storage.log_dirs import LogDirs
 from minibroker.broker.transactions.coordination import TransactionCoordination
 from minibroker.broker.transactions.verification import TransactionVerifier
-from minibroker.protocol.apis import Plane
+from minibroker.protocol.apis import PRODUCE, Plane
+from minibroker.protocol.errors import ErrorCode, error_of
 from minibroker.protocol.recovery_progress import METRICS as RECOVERY_METRICS
 
 PART_SAMPLES = 100
@@ -216,7 +217,6 @@ REQUEST_TIMES: tuple[tuple[str, str, Callable[[ApiMetrics], tuple[int, float]]],
 
 REQUEST_COUNTERS = (
     _Field("requests", "Requests answered", lambda api: api.answered),
-    _Field("errors", "Requests whose handler failed", lambda api: api.errors),
     _Field("requestbytes", "Bytes of the requests handled", lambda api: api.request_bytes),
 )
 
@@ -342,6 +342,7 @@ class BrokerMetrics(Collector):
         apis = [([api.name], api) for api in counts.per_api.values()]
         for field in REQUEST_COUNTERS:
             yield from _counters("kafka_network_requestmetrics_", field, ["request"], apis)
+        yield error_metrics(counts.per_api.values(), self._replicas.appender.refusals)
         yield from _counters("minibroker_network_", UNAUTHORIZED, ["request"], apis)
         for name, documentation, times in REQUEST_TIMES:
             family = SummaryMetricFamily(f"kafka_network_requestmetrics_{name}", documentation, labels=["request"])
@@ -620,6 +621,22 @@ Rows = Sequence[tuple[list[str], Any]]
 
 def _labels(log: Log) -> list[str]:
     return [log.partition.topic, str(log.partition.partition)]
+
+
+def error_metrics(apis: Iterable[ApiMetrics], refusals: Mapping[int, int]) -> Metric:
+    """Return Kafka's ErrorsPerSec of requests whose handler failed, and of refused batches, by error."""
+    counts = {(api.name, ErrorCode.UNKNOWN_SERVER_ERROR.name): api.errors for api in apis}
+    for code, count in refusals.items():
+        labels = PRODUCE.name, error_of(code).name
+        counts[labels] = counts.get(labels, 0) + count
+    family = CounterMetricFamily(
+        "kafka_network_requestmetrics_errors",
+        "Requests whose handler failed (UNKNOWN_SERVER_ERROR), and batches of producers that were refused",
+        labels=["request", "error"],
+    )
+    for labels, count in counts.items():
+        family.add_metric(labels, count)
+    return family
 
 
 def _counters(prefix: str, field: _Field, labels: Sequence[str], rows: Rows) -> Iterator[Metric]:

@@ -2,6 +2,7 @@
 
 import asyncio
 import logging
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterable
 from contextlib import asynccontextmanager
 from typing import NamedTuple, Protocol
@@ -81,6 +82,8 @@ class Appender:
         self._refused_batches = RefusedBatches()
         self._checks = world.new_executor("record checks")
         self._check_turns = asyncio.Lock()
+        self.refusals: Counter[int] = Counter()
+        """Producers' batches that were answered with an error, by its code."""
         self.marker_listeners: list[MarkerListener] = []
         """Called for each marker, in the turn of the event loop in which it is appended."""
 

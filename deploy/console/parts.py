@@ -31,6 +31,7 @@ NUMBERS = {
     "Records/s",
     "Bytes/s",
     "Requests/s",
+    "Refused/s",
     "Mean time",
     "For followers",
     "Waiting",

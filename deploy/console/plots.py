@@ -94,6 +94,7 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
         figure("records", "Records produced per second", "/s", points(lambda each: each.records_per_s)),
         figure("stalls", "Failovers: time until led again", " ms", (), stalls),
         figure("produce", "Mean time of producers' requests", " ms", points(lambda each: each.produce_ms)),
+        figure("refused", "Producers' batches refused per second", "/s", points(lambda each: each.refused_per_s)),
         figure("waiting", "Producers' requests that wait for followers", "", points(lambda each: each.waiting)),
         figure("groups", "Lag of consumer groups", " records", points(lambda each: each.group_lag)),
         figure(

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Mapping, Sequence
+from types import MappingProxyType
 from typing import NamedTuple
 
 from minibroker.client.cli.timelines.words import milliseconds
@@ -18,6 +20,8 @@ _TIMES = 'kafka_network_requestmetrics_{}{{request="Produce"}}'
 _TRAFFIC = "kafka_server_brokertopicmetrics_{}_total{{"
 _WAITING = 'kafka_server_delayedoperationpurgatory_numdelayedoperations{delayedoperation="Produce"}'
 _EXPIRED = "kafka_server_delayedproducemetrics_expires_total"
+_ERRORS = re.compile(r"\nkafka_network_requestmetrics_errors_total\{([^}]*)\} (\S+)")
+_LABEL = re.compile(r'(\w+)="([^"]*)"')
 
 
 class Counters(NamedTuple):
@@ -34,6 +38,8 @@ class Counters(NamedTuple):
     """Produce requests that wait for followers now."""
     expired: float
     """Produce requests whose time was up."""
+    refused: Mapping[str, float] = MappingProxyType({})
+    """Batches answered with an error, by its name."""
 
 
 class Seen(NamedTuple):
@@ -60,6 +66,8 @@ class Rates(NamedTuple):
     """Since the broker started."""
     stalled_s: float
     """Requests have waited and none has been answered for at least so long. 0: they are answered."""
+    refused_per_s: Mapping[str, float] = MappingProxyType({})
+    """Batches answered with an error, by its name; the most frequent first."""
 
 
 def counters_of(metrics: str) -> Counters | None:
@@ -76,6 +84,11 @@ def counters_of(metrics: str) -> Counters | None:
         _sum(metrics, _TRAFFIC.format("bytesin")),
         _value(metrics, _WAITING) or 0.0,
         _value(metrics, _EXPIRED) or 0.0,
+        {
+            error["error"]: float(value)
+            for text, value in _ERRORS.findall(metrics)
+            if (error := dict(_LABEL.findall(text))).get("request") == "Produce" and "error" in error
+        },
     )
 
 
@@ -105,7 +118,7 @@ def look(before: Mapping[int, Seen], found: Mapping[int, Counters], at_s: float)
         if earlier is None or earlier.counters.requests > counters.requests:
             seen[broker] = Seen(at_s, counters, at_s)
             continue
-        grown = [now - then for now, then in zip(counters, earlier.counters, strict=True)]
+        grown = [now - then for now, then in zip(counters[:-1], earlier.counters[:-1], strict=True)]
         requests, total_ms, remote_ms, records, size, _, _ = grown
         seconds = max(at_s - earlier.at_s, 0.001)
         answering_at_s = earlier.answering_at_s if counters.waiting and not requests else at_s
@@ -121,9 +134,20 @@ def look(before: Mapping[int, Seen], found: Mapping[int, Counters], at_s: float)
                 int(counters.waiting),
                 int(counters.expired),
                 at_s - answering_at_s,
+                _grown(earlier.counters.refused, counters.refused, seconds),
             )
         )
     return seen, rates
+
+
+def _grown(before: Mapping[str, float], now: Mapping[str, float], seconds: float) -> dict[str, float]:
+    grown = {error: (count - before.get(error, 0.0)) / seconds for error, count in now.items()}
+    return {error: rate for error, rate in sorted(grown.items(), key=lambda one: -one[1]) if rate > 0}
+
+
+def refused_per_s(rates: Sequence[Rates]) -> float | None:
+    """Return the refused batches per second of all brokers; None if no broker's rates are known."""
+    return sum(sum(each.refused_per_s.values()) for each in rates) if rates else None
 
 
 def mean_ms(rates: list[Rates]) -> float | None:
@@ -149,6 +173,7 @@ _COLUMNS = (
     "Records/s",
     "Bytes/s",
     "Requests/s",
+    "Refused/s",
     "Mean time",
     "For followers",
     "Waiting",
@@ -163,9 +188,10 @@ def producer_sections(rates: Sequence[Rates], topics: Mapping[str, float]) -> Se
     if rates:
         contents.append(table("Producers by broker", _COLUMNS, [_row(each) for each in rates]))
         text = (
-            "Since the sample before. Mean time: of a Produce request, and for followers the part of it that it waited "
-            "for them. Waiting: requests that wait for followers now. Timed out: since the broker started. A broker is "
-            "stalled if requests wait and none has been answered since the sample before."
+            "Since the sample before. Refused: batches answered with an error, one for each partition of a request. "
+            "Mean time: of a Produce request, refused or not, and for followers the part of it that it waited for them. "
+            "Waiting: requests that wait for followers now. Timed out: since the broker started. A broker is stalled if "
+            "requests wait and none has been answered since the sample before."
         )
     else:
         text = (
@@ -188,6 +214,9 @@ def producer_sections(rates: Sequence[Rates], topics: Mapping[str, float]) -> Se
 def _row(rates: Rates) -> Markup:
     if rates.stalled_s:
         state = element("td", f"✗ stalled for {rates.stalled_s:.0f} s", class_="dead")
+    elif rates.refused_per_s:
+        errors = ", ".join(f"{error} {rate:,.1f}/s" for error, rate in rates.refused_per_s.items())
+        state = element("td", f"✗ refuses: {errors}", class_="dead")
     else:
         state = element("td", "✓ answers" if rates.requests_per_s else "no request")
     return element(
@@ -196,12 +225,13 @@ def _row(rates: Rates) -> Markup:
         _cell(f"{rates.records_per_s:,.1f}"),
         _cell(f"{in_bytes(round(rates.bytes_per_s))}"),
         _cell(f"{rates.requests_per_s:,.1f}"),
+        _cell(f"{sum(rates.refused_per_s.values()):,.1f}"),
         _cell("–" if rates.mean_ms is None else milliseconds(rates.mean_ms)),
         _cell("–" if rates.mean_remote_ms is None else milliseconds(rates.mean_remote_ms)),
         _cell(f"{rates.waiting:,}"),
         _cell(f"{rates.expired:,}"),
         state,
-        class_="bad" if rates.stalled_s else None,
+        class_="bad" if rates.stalled_s or rates.refused_per_s else None,
     )
 
 

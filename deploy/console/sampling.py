@@ -17,7 +17,16 @@ from http.client import HTTPConnection, HTTPException
 from pathlib import Path
 from typing import NamedTuple
 
-from minibroker.deploy.console.producers import Counters, Rates, Seen, counters_of, look, mean_ms, topic_rates
+from minibroker.deploy.console.producers import (
+    Counters,
+    Rates,
+    Seen,
+    counters_of,
+    look,
+    mean_ms,
+    refused_per_s,
+    topic_rates,
+)
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
@@ -59,6 +68,8 @@ class Sample(NamedTuple):
     follower_lag: int
     group_lag: int
     """Of all sampled groups."""
+    refused_per_s: float | None = None
+    """Producers' batches that brokers answered with an error. None: not known."""
 
 
 class Lags:
@@ -134,7 +145,15 @@ class Sampler:
         self._before = now_s, sight
         waiting = int(sum(each.waiting for each in counters.values())) if counters else None
         self._samples.append(
-            Sample(at_s, rate, mean_ms(self.rates), waiting, *sight[1:-1], sum(sight.group_lags.values()))
+            Sample(
+                at_s,
+                rate,
+                mean_ms(self.rates),
+                waiting,
+                *sight[1:-1],
+                sum(sight.group_lags.values()),
+                refused_per_s(self.rates),
+            )
         )
         self.lags.add(at_s, sight.group_lags)
         while self._samples[0].at_s < at_s - KEPT_S:

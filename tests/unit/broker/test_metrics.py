@@ -21,8 +21,15 @@ from minibroker.broker.metrics.listener import (
     TIMEOUT_S,
     MetricsListener,
 )
-from minibroker.broker.metrics.metrics import CONTROLLER_STATES, PART_SAMPLES, PROBES_PER_WINDOW, LoopLag, exposition
-from minibroker.broker.network.metrics import MAX_SOFTWARE
+from minibroker.broker.metrics.metrics import (
+    CONTROLLER_STATES,
+    PART_SAMPLES,
+    PROBES_PER_WINDOW,
+    LoopLag,
+    error_metrics,
+    exposition,
+)
+from minibroker.broker.network.metrics import MAX_SOFTWARE, ApiMetrics
 from minibroker.broker.settings.parsing import broker_config
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.client.admin import Admin
@@ -331,6 +338,17 @@ def test_parts_of_a_family_are_one_family_in_the_text() -> None:
     whole = [gauge("a", range(5)), gauge("b", range(2)), gauge("c", range(0))]
     text = run(exposition(parts, lambda: 0.0))
     assert text == generate_latest(Families(whole))
+
+
+def test_refused_batches_are_counted_by_error_beside_failed_handlers() -> None:
+    produce, fetch = ApiMetrics("Produce"), ApiMetrics("Fetch")
+    produce.errors, fetch.errors = 4, 2
+    family = error_metrics([produce, fetch], {ErrorCode.NOT_ENOUGH_REPLICAS: 3, ErrorCode.UNKNOWN_SERVER_ERROR: 1})
+    assert {(each.labels["request"], each.labels["error"]): each.value for each in family.samples} == {
+        ("Produce", "UNKNOWN_SERVER_ERROR"): 5,
+        ("Fetch", "UNKNOWN_SERVER_ERROR"): 2,
+        ("Produce", "NOT_ENOUGH_REPLICAS"): 3,
+    }
 
 
 def test_the_loop_gets_its_turn_whenever_a_slice_is_over() -> None:

@@ -195,6 +195,7 @@ async def test_partitions_succeed_and_fail_one_by_one(broker: OneBroker, /) -> N
         (0, ErrorCode.NONE, 0),
         (9, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, -1),
     ]
+    assert broker.replicas.appender.refusals == {ErrorCode.UNKNOWN_TOPIC_OR_PARTITION: 1}
 
 
 @run_by(with_one_broker)

@@ -45,7 +45,7 @@ async def test_a_cluster_that_does_not_answer_leaves_a_gap() -> None:
     assert (rates[0], rates[2]) == (None, None)
     assert (rates[1] or 0) > 0
     assert sampler.version == 4
-    assert sampler.samples[0][3:] == (None, 1, 2, 3, 4)
+    assert sampler.samples[0][3:] == (None, 1, 2, 3, 4, None)
     assert [lag for _, lag in sampler.lags.of("billing")] == [3]
 
 
@@ -83,7 +83,7 @@ def test_plots_say_their_values_in_words() -> None:
     samples = [
         Sample(now_s - 700, 9_999.0, None, None, 0, 0, 0, 0),
         Sample(now_s - 10, 1_500.0, 2.25, 7, 0, 1, 3, 12_000),
-        Sample(now_s - 5, 500.0, None, 0, 0, 0, 0, 0),
+        Sample(now_s - 5, 500.0, None, 0, 0, 0, 0, 0, 33.5),
     ]
     story = Story("broker 1 was lost", int((now_s - 60) * 1_000), (), 1, (), 90.0, 624.0)
     old = story._replace(began_ms=0, led_ms=99_999.0)
@@ -92,5 +92,6 @@ def test_plots_say_their_values_in_words() -> None:
     assert "1 in ten minutes, the longest 624 ms" in html
     assert "2.2 ms now" in html
     assert "0 now; 0 to 7" in html
+    assert "34/s now; 34 to 34" in html
     assert "9,999" not in html
     assert "no value yet" in metric_sections([], None, now_s)["plots"]
