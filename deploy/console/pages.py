@@ -13,7 +13,7 @@ from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
 from minibroker.deploy.console.markup import Content, Markup, element
 from minibroker.deploy.console.parts import Sections, address, capitalized, number, pager, section, table
-from minibroker.deploy.console.plots import figure, within
+from minibroker.deploy.console.plots import Known, figure, within
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import (
     GROUPS_A_PAGE,
@@ -441,13 +441,16 @@ def _group(details: GroupDetails, sampled: Sequence[tuple[float, int]], now_s: f
         )
         for each in details.partitions[:LAGS_A_PAGE]
     ]
+    lags_known: list[Known] = [*within(sampled, now_s)]
+    if details.lag is None:
+        lags_known.append((0.0, None))
     rest = len(details.partitions) - len(lags)
     header = ("Partition", "Member", "Committed", "High watermark", "Lag")
     return element(
         "article",
         element("h2", group.group),
         element("p", " · ".join(facts)),
-        figure(f"lag-{group.group}", "Lag in the last ten minutes", " records", within(sampled, now_s)),
+        figure(f"lag-{group.group}", "Lag in the last ten minutes", " records", lags_known),
         table("Members", ("Client", "Member", "Host", "Partitions", "Lag"), members) if members else None,
         table("Partitions", header, lags) if lags else None,
         element("p", f"and {rest:,} more partitions: `minibroker groups describe` shows all") if rest else None,

@@ -25,6 +25,8 @@ TICK_S = 120
 
 Point = tuple[float, float]
 """Seconds before now, and a value."""
+Known = tuple[float, float | None]
+"""As Point, but the value may be unknown."""
 
 
 class Plot(NamedTuple):
@@ -38,9 +40,9 @@ class Plot(NamedTuple):
     """Of values."""
 
 
-def plot_of(points: Sequence[Point], bars: Sequence[Point] = ()) -> Plot:
+def plot_of(points: Sequence[Known], bars: Sequence[Point] = ()) -> Plot:
     """Lay out points in the order of time, and bars."""
-    step = _step(max([0.0, *(value for _, value in (*points, *bars))]))
+    step = _step(max([0.0, *(value for _, value in (*points, *bars) if value is not None)]))
     top = step * 3
 
     def place(point: Point) -> tuple[float, float]:
@@ -50,11 +52,14 @@ def plot_of(points: Sequence[Point], bars: Sequence[Point] = ()) -> Plot:
 
     lines: list[list[tuple[float, float]]] = []
     last_s: float | None = None
-    for point in points:
-        if last_s is None or last_s - point[0] > GAP_S:
+    for ago_s, value in points:
+        if value is None:
+            last_s = None
+            continue
+        if last_s is None or last_s - ago_s > GAP_S:
             lines.append([])
-        lines[-1].append(place(point))
-        last_s = point[0]
+        lines[-1].append(place((ago_s, value)))
+        last_s = ago_s
     return Plot(
         tuple(map(tuple, lines)),
         tuple(map(place, bars)),
@@ -85,6 +90,10 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
     def points(value: Callable[[Sample], float | None]) -> list[Point]:
         return within(((sample.at_s, value(sample)) for sample in samples), now_s)
 
+    def with_gaps(value: Callable[[Sample], float | None]) -> list[Known]:
+        found = ((now_s - sample.at_s, value(sample)) for sample in samples)
+        return [(ago_s, known) for ago_s, known in found if 0 <= ago_s <= KEPT_S]
+
     stalls = [
         (ago_s, story.led_ms)
         for story in stories or ()
@@ -96,14 +105,18 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
         figure("produce", "Mean time of producers' requests", " ms", points(lambda each: each.produce_ms)),
         figure("refused", "Producers' batches refused per second", "/s", points(lambda each: each.refused_per_s)),
         figure("waiting", "Producers' requests that wait for followers", "", points(lambda each: each.waiting)),
-        figure("groups", "Lag of consumer groups", " records", points(lambda each: each.group_lag)),
+        figure("groups", "Lag of consumer groups", " records", with_gaps(lambda each: each.group_lag)),
         figure(
-            "followers", "Committed records that followers lack", " records", points(lambda each: each.follower_lag)
+            "followers", "Committed records that followers lack", " records", with_gaps(lambda each: each.follower_lag)
         ),
         figure("under", "Under-replicated partitions", "", points(lambda each: each.under_replicated)),
         figure("leaderless", "Partitions without a leader", "", points(lambda each: each.leaderless)),
     ]
-    text = f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs."
+    text = (
+        f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs. The length of a failover is "
+        "counted from when the failure was noticed: a crash within moments, a broker that hangs at the end of its "
+        "ZooKeeper session."
+    )
     return {"plots": section("plots", element("p", text, class_="legend"), element("div", parts, class_="plots"))}
 
 
@@ -113,14 +126,16 @@ def within(values: Iterable[tuple[float, float | None]], now_s: float) -> list[P
     return [(ago_s, value) for ago_s, value in found if value is not None and 0 <= ago_s <= KEPT_S]
 
 
-def figure(name: str, title: str, unit: str, points: Sequence[Point], bars: Sequence[Point] = ()) -> Markup:
-    values = [value for _, value in (*points, *bars)]
+def figure(name: str, title: str, unit: str, points: Sequence[Known], bars: Sequence[Point] = ()) -> Markup:
+    """A gap at the end says that the value is unknown now."""
+    values = [value for _, value in (*points, *bars) if value is not None]
     if not values:
-        said = "none" if name == "stalls" else "no value yet"
+        said = "none" if name == "stalls" else "unknown" if points else "no value yet"
     elif name == "stalls":
-        said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))}"
+        said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))} after it was noticed"
     else:
-        said = f"{_exact(values[-1])}{unit} now; {_exact(min(values))} to {_exact(max(values))}"
+        now = "unknown" if points[-1][1] is None else f"{_exact(values[-1])}{unit}"
+        said = f"{now} now; {_exact(min(values))} to {_exact(max(values))}"
     return element(
         "figure",
         element("figcaption", element("strong", title), element("span", f" {said}", class_="said")),

@@ -189,9 +189,9 @@ def producer_sections(rates: Sequence[Rates], topics: Mapping[str, float]) -> Se
         contents.append(table("Producers by broker", _COLUMNS, [_row(each) for each in rates]))
         text = (
             "Since the sample before. Refused: batches answered with an error, one for each partition of a request. "
-            "Mean time: of a Produce request, refused or not, and for followers the part of it that it waited for them. "
-            "Waiting: requests that wait for followers now. Timed out: since the broker started. A broker is stalled if "
-            "requests wait and none has been answered since the sample before."
+            "Mean time: of a Produce request, refused or not; for followers: the part of it that it waited for them. "
+            "Waiting: requests that wait for followers now. Timed out: since the broker started. A broker is stalled "
+            "if requests wait and none has been answered since the sample before."
         )
     else:
         text = (

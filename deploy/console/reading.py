@@ -11,7 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from minibroker.client.administering.groups import GroupErrors, GroupListing
 from minibroker.client.administering.log_dirs import LogDirReplica
 from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.administering.timeline import Entry, TimelineReader, merged
-from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_offsets, topics_of
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.timelines.timeline import entries_in_files, entries_of_all
@@ -285,26 +285,19 @@ class Reader:
             raise
         found = await self._replicas(admin, ids)
         partitions = [each for topic in topics.values() for each in topic.partitions]
-        names = [
+        names = {
             TopicPartition(topic.name, each.partition)
             for topic in topics.values()
             if not topic.is_internal
             for each in topic.partitions
-        ]
+        }
         ends, committed = await asyncio.gather(end_offsets(admin, topics, names), _sampled_offsets(admin))
         return Sight(
             ends,
             sum(each.leader is None for each in partitions),
             sum(len(each.isr) < len(each.replicas) for each in partitions),
-            sum(max(0, lag) for replicas in found.values() for lag in _lags(replicas).values()),
-            {
-                group: sum(
-                    max(0, ends[partition] - offset.offset)
-                    for partition, offset in offsets.items()
-                    if partition in ends
-                )
-                for group, offsets in committed.items()
-            },
+            follower_lag(partitions, {broker_id: _lags(replicas) for broker_id, replicas in found.items()}),
+            {group: sampled_lag(offsets, names, ends) for group, offsets in committed.items()},
         )
 
     async def settings(self, query: Query) -> Settings:
@@ -388,6 +381,25 @@ async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:
 def _lags(replicas: Replicas) -> dict[TopicPartition, int]:
     """Return how far each replica is behind."""
     return {partition: replica.offset_lag for partition, replica in replicas.items()}
+
+
+def follower_lag(
+    partitions: Iterable[PartitionDescription], behind: Mapping[int, Mapping[TopicPartition, int]]
+) -> int | None:
+    """Return the sum; None if a broker that has replicas did not answer."""
+    if not {broker_id for each in partitions for broker_id in each.replicas} <= behind.keys():
+        return None
+    return sum(max(0, lag) for lags in behind.values() for lag in lags.values())
+
+
+def sampled_lag(
+    committed: Committed, existing: Collection[TopicPartition], ends: Mapping[TopicPartition, int]
+) -> int | None:
+    """Return the lag of a group; None if it has committed nothing, or the end of a partition is not known."""
+    offsets = {partition: each.offset for partition, each in committed.items() if partition in existing}
+    if not offsets or not offsets.keys() <= ends.keys():
+        return None
+    return sum(max(0, ends[partition] - offset) for partition, offset in offsets.items())
 
 
 async def _min_isr(admin: Admin, topics: Mapping[str, TopicDescription]) -> dict[str, int]:

@@ -50,9 +50,11 @@ class Sight(NamedTuple):
     """High watermarks of the partitions whose leaders answered, without internal topics."""
     leaderless: int
     under_replicated: int
-    follower_lag: int
-    """Committed records that in-sync and other followers lack, summed up."""
-    group_lags: Mapping[str, int]
+    follower_lag: int | None
+    """Committed records that in-sync and other followers lack, summed up. None: the broker of a replica did not
+    answer."""
+    group_lags: Mapping[str, int | None]
+    """None: the group has committed nothing, or the end of one of its partitions is not known."""
 
 
 class Sample(NamedTuple):
@@ -65,9 +67,10 @@ class Sample(NamedTuple):
     """Producers' requests that wait for followers. None: not known."""
     leaderless: int
     under_replicated: int
-    follower_lag: int
-    group_lag: int
-    """Of all sampled groups."""
+    follower_lag: int | None
+    """None: not known."""
+    group_lag: int | None
+    """Of the sampled groups whose lag is known. None: it is of none of them."""
     refused_per_s: float | None = None
     """Producers' batches that brokers answered with an error. None: not known."""
 
@@ -144,6 +147,7 @@ class Sampler:
             rate = sum(self.topics.values())
         self._before = now_s, sight
         waiting = int(sum(each.waiting for each in counters.values())) if counters else None
+        known = {group: lag for group, lag in sight.group_lags.items() if lag is not None}
         self._samples.append(
             Sample(
                 at_s,
@@ -151,11 +155,11 @@ class Sampler:
                 mean_ms(self.rates),
                 waiting,
                 *sight[1:-1],
-                sum(sight.group_lags.values()),
+                sum(known.values()) if known or not sight.group_lags else None,
                 refused_per_s(self.rates),
             )
         )
-        self.lags.add(at_s, sight.group_lags)
+        self.lags.add(at_s, known)
         while self._samples[0].at_s < at_s - KEPT_S:
             self._samples.popleft()
         self.version += 1

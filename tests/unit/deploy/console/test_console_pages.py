@@ -412,7 +412,11 @@ def test_a_group_shows_its_lag_over_time_and_its_last_rebalances_with_their_reas
     coordinator = Coordinator(2, Address("127.0.0.1", 9093))
     group = GroupDescription("billing", "Stable", "consumer", "range", coordinator, (), rebalances)
     lags = {"billing": [(0.0, 99_999), (900.0, 40), (995.0, 1_234)]}
-    groups = Groups((GroupDetails(group, ()),), {}, 1, ())
+    lag = PartitionLag(TopicPartition("orders", 0), OffsetAndMetadata(0, None, ""), 1_234, None)
+    groups = Groups((GroupDetails(group, (lag,)),), {}, 1, ())
+    unknown = Groups((GroupDetails(group, ()),), {}, 1, ())
+    html = pages.group_sections(unknown, Query(), lambda name: lags[name], 1_000.0)["groups"]
+    assert "unknown now; 40 to 1,234" in html
     html = pages.group_sections(groups, Query(), lambda name: lags[name], 1_000.0)["groups"]
     assert "1,234 records now; 40 to 1,234" in html
     rows = [re.sub(r"<.*?>", "|", row) for row in re.findall(r"<tr>(.*?)</tr>", html.partition("Rebalances")[2])][1:]

@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import pytest
 
+from minibroker.client.administering.topics import PartitionDescription
 from minibroker.client.cli.timelines.story import Story
+from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.deploy.console.plots import BOTTOM, GAP_S, HEIGHT, LEFT, RIGHT, TOP, WIDTH, metric_sections, plot_of
+from minibroker.deploy.console.reading import follower_lag, sampled_lag
 from minibroker.deploy.console.sampling import (
     KEPT_S,
     MAX_GROUPS_KEPT,
@@ -73,6 +76,37 @@ def test_points_lie_within_the_axes(greatest: float) -> None:
     assert len(plot.levels) == 4
 
 
+def test_what_is_unknown_is_a_gap_and_not_zero() -> None:
+    assert [len(line) for line in plot_of([(20.0, 1.0), (15.0, None), (10.0, 1.0), (5.0, 1.0)]).lines] == [1, 2]
+    samples = [Sample(990.0, None, None, None, 0, 0, 7, 3), Sample(995.0, None, None, None, 0, 1, None, None)]
+    html = metric_sections(samples, [], 1_000.0)["plots"]
+    assert "unknown now; 7 to 7" in html
+    assert "unknown now; 3 to 3" in html
+    assert "lack: unknown" in metric_sections(samples[1:], [], 1_000.0)["plots"]
+
+
+def test_the_lag_of_a_dead_follower_and_of_a_group_without_a_commit_is_unknown() -> None:
+    partition = PartitionDescription(0, 1, 3, (1, 2), (1,), ())
+    assert follower_lag([partition], {1: {ORDERS: 0}, 2: {ORDERS: 5}}) == 5
+    assert follower_lag([partition], {1: {ORDERS: 0}}) is None
+    deleted = TopicPartition("deleted", 0)
+    committed = {ORDERS: OffsetAndMetadata(3, None, ""), deleted: OffsetAndMetadata(1, None, "")}
+    assert sampled_lag(committed, {ORDERS}, {ORDERS: 10}) == 7
+    assert sampled_lag(committed, {ORDERS}, {}) is None
+    assert sampled_lag({}, {ORDERS}, {ORDERS: 10}) is None
+
+
+async def test_a_group_without_a_commit_has_no_point() -> None:
+    async def look() -> Sight:
+        return Sight({}, 0, 0, None, {"none": None, "billing": 3})
+
+    sampler = Sampler(look, None)
+    await sampler.sample()
+    assert sampler.lags.of("none") == ()
+    assert [lag for _, lag in sampler.lags.of("billing")] == [3]
+    assert (sampler.samples[0].follower_lag, sampler.samples[0].group_lag) == (None, 3)
+
+
 def test_points_that_are_far_apart_are_not_joined() -> None:
     plot = plot_of([(300.0, 1.0), (295.0, 1.0), (295.0 - GAP_S - 1, 1.0)])
     assert [len(line) for line in plot.lines] == [2, 1]
@@ -89,7 +123,7 @@ def test_plots_say_their_values_in_words() -> None:
     old = story._replace(began_ms=0, led_ms=99_999.0)
     html = metric_sections(samples, [old, story], now_s)["plots"]
     assert "500/s now; 500 to 1,500" in html
-    assert "1 in ten minutes, the longest 624 ms" in html
+    assert "1 in ten minutes, the longest 624 ms after it was noticed" in html
     assert "2.2 ms now" in html
     assert "0 now; 0 to 7" in html
     assert "34/s now; 34 to 34" in html
