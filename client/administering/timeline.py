@@ -86,6 +86,8 @@ class TimelineReader:
         self._calls = calls
         self._not_running = not_running
         self._since_ms = since_ms
+        self.answer_within_s = ANSWER_WITHIN_S
+        """A broker that does not answer in time is left out for the next five seconds."""
         self._read_up_to: dict[int, int] = {}
         self._failed: dict[int, tuple[float, MinibrokerError]] = {}
         """For each broker that did not answer last time: when it is asked again, and the error."""
@@ -123,10 +125,10 @@ class TimelineReader:
 
     async def _within(self, answer: Awaitable[list[Entry]]) -> list[Entry] | MinibrokerError:
         try:
-            async with asyncio.timeout(ANSWER_WITHIN_S):
+            async with asyncio.timeout(self.answer_within_s):
                 return await answer
         except TimeoutError:
-            return NetworkError(f"it did not answer within {ANSWER_WITHIN_S:g} s")
+            return NetworkError(f"it did not answer within {self.answer_within_s:g} s")
         except (NetworkError, BrokerError, InvalidMessage) as error:
             return error
 

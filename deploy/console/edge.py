@@ -171,6 +171,7 @@ class Console:
         and blocks."""
         pace = pace or Pace()
         self._faults = faults
+        self._reader = reader
 
         known: Look[Status] | None = None if health is None else Look(health, HEALTH_EVERY_S, HEALTH_SHARE)
 
@@ -263,7 +264,7 @@ class Console:
                 lambda: faults.version,
             )
         self._pages = {path: TITLES[path] for path in self._views}
-        self._rendered: dict[tuple[str, Query], tuple[Reading[Any], int, Sections]] = {}
+        self._rendered: dict[tuple[str, Query], tuple[Reading[Any], tuple[int, tuple[int, ...]], Sections]] = {}
         self._is_ending = False
         self._streams = 0
         self._stories: dict[str, tuple[int, list[Story]]] = {}
@@ -350,10 +351,11 @@ class Console:
 
     def _sections(self, path: str, query: Query, reading: Reading[Any]) -> Sections:
         """Render the page, unless it has been rendered from the same values."""
-        version = self._views[path].version()
-        last, last_version, sections = self._rendered.get((path, query), (None, -1, {}))
+        silent = () if reading.error is None else self._reader.silent
+        version = self._views[path].version(), silent
+        last, last_version, sections = self._rendered.get((path, query), (None, (-1, ()), {}))
         if last is None or (last_version, last.error) != (version, reading.error) or last.value is not reading.value:
-            sections = {"notice": notice(reading.error, reading.value is not None)}
+            sections = {"notice": notice(reading.error, reading.value is not None, silent)}
             sections |= self._views[path].sections(reading.value, query)
             if len(self._rendered) >= MAX_RENDERED:
                 self._rendered.clear()

@@ -11,6 +11,7 @@ from urllib.parse import urlencode
 
 from minibroker.deploy.console.markup import Content, Markup, element, markup
 from minibroker.deploy.console.views import Query
+from minibroker.protocol.words import all_of
 
 NUMBERS = {
     "Leads",
@@ -81,10 +82,24 @@ def frame(path: str, events: str, pages: Mapping[str, str]) -> tuple[str, str]:
     return before, after
 
 
-def notice(error: str | None, has_state: bool) -> Markup:
-    """Return the section that says that the cluster cannot be read."""
+def notice(error: str | None, has_state: bool, silent: Sequence[int] = ()) -> Markup:
+    """Return the section that says that the cluster cannot be read. `silent` are the brokers that do not answer, while
+    others do."""
     if error is None:
         return section("notice")
+    if silent:
+        do = "does" if len(silent) == 1 else "do"
+        then = "The page shows the last known state until" if has_state else "There is nothing to show until"
+        return section(
+            "notice",
+            element(
+                "p",
+                element("strong", f"{capitalized(all_of('broker', silent))} {do} not answer. "),
+                f"{then} all others have answered.",
+            ),
+            element("p", error),
+            role="alert",
+        )
     then = "The page shows the last known state." if has_state else "There is nothing to show yet."
     return section(
         "notice", element("p", element("strong", "No broker answers. "), then), element("p", error), role="alert"

@@ -88,6 +88,11 @@ class Reader:
         self._reassigned: dict[TopicPartition, PartitionReassignment] = {}
         self._reassigned_at_s = float("-inf")
 
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """The registered brokers that do not answer, while others do."""
+        return self._contacts.silent
+
     async def close(self) -> None:
         for kind in list(self._admins):
             await self._drop(kind)
@@ -99,6 +104,7 @@ class Reader:
             description = await admin.describe_cluster()
             topics = await admin.describe_topics()
         except MinibrokerError:
+            self._contacts.lost()
             await self._drop(_CLUSTER)
             raise
         ids = [broker.id for broker in description.brokers]
@@ -187,6 +193,7 @@ class Reader:
         admin = await self._open(_TIMELINE)
         if self._timeline is None:
             self._timeline = admin.timeline_reader()
+            self._timeline.answer_within_s = ANSWER_WITHIN_S
         try:
             found = await self._timeline.read()
         except MinibrokerError:
@@ -244,7 +251,8 @@ class Reader:
             group: _partitions(offsets, {p for m in described[group].members for p in m.partitions or ()}, topics)
             for group, offsets in committed.items()
         }
-        ends = await end_offsets(admin, topics, {partition for each in parts.values() for partition in each})
+        answering = _led_by_others(topics, self._contacts.silent)
+        ends = await end_offsets(admin, topics, {p for each in parts.values() for p in each if p in answering})
         details = []
         for group, partitions in parts.items():
             owners = {p: member.member_id for member in described[group].members for p in member.partitions or ()}
@@ -281,6 +289,7 @@ class Reader:
             topics = await admin.describe_topics()
             ids = [broker.id for broker in (await admin.describe_cluster()).brokers]
         except MinibrokerError:
+            self._contacts.lost()
             await self._drop(_SAMPLES)
             raise
         found = await self._replicas(admin, ids)
@@ -381,6 +390,16 @@ async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:
 def _lags(replicas: Replicas) -> dict[TopicPartition, int]:
     """Return how far each replica is behind."""
     return {partition: replica.offset_lag for partition, replica in replicas.items()}
+
+
+def _led_by_others(topics: Mapping[str, TopicDescription], silent: Collection[int]) -> set[TopicPartition]:
+    """Return the partitions whose leaders are not silent."""
+    return {
+        TopicPartition(topic.name, each.partition)
+        for topic in topics.values()
+        for each in topic.partitions
+        if each.leader not in silent
+    }
 
 
 def follower_lag(

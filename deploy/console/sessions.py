@@ -43,6 +43,16 @@ class Contacts:
         """By the monotonic clock, and by the wall clock."""
         self._unanswered_s: dict[int, float] = {}
         self._timeouts_s: dict[int, float | None] = {}
+        self._answering: frozenset[int] = frozenset()
+
+    @property
+    def silent(self) -> tuple[int, ...]:
+        """The registered brokers that do not answer, while others do. Empty if no broker answers."""
+        return tuple(sorted(self._unanswered_s)) if self._answering else ()
+
+    def lost(self) -> None:
+        """No broker has answered."""
+        self._answering = frozenset()
 
     def asked(self, answers: Mapping[int, bool], asked_s: float, now_s: float, wall_ms: int) -> None:
         """Record which of the registered brokers have answered a question. A broker that is registered no more may
@@ -53,6 +63,7 @@ class Contacts:
                 self._unanswered_s.pop(broker, None)
             elif self._answered_s.get(broker, (asked_s, 0))[0] <= asked_s:  # otherwise a later question was answered
                 self._unanswered_s.setdefault(broker, asked_s)
+        self._answering = frozenset(broker for broker, has_answered in answers.items() if has_answered)
         for broker in self._unanswered_s.keys() - answers.keys():
             del self._unanswered_s[broker]
         for broker in self._timeouts_s.keys() - answers.keys():

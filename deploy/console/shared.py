@@ -24,7 +24,7 @@ from minibroker.protocol.errors import MinibrokerError
 Q = TypeVar("Q")
 T = TypeVar("T")
 
-NOT_IN_TIME = "no broker answered in time"
+NOT_IN_TIME = "not all answers came in time"
 SHARE = 0.025
 """The share of a core that the console may take while it is watched."""
 MAX_PAUSE_S = 5.0

@@ -207,6 +207,7 @@ def test_a_paused_broker_counts_down_to_the_end_of_its_session(minibroker: Shell
     said = overview.until("brokers", "last heard", "session ends in")
     left = float(said.partition("session ends in ")[2].partition(">")[2].partition("<")[0])
     assert 0 <= left <= 6
+    assert "No broker answers" not in console.page("/metrics")
     # ZooKeeper ends it, as the page has said.
     overview.until("brokers", "? paused (out of the cluster)", "over; last answer at")
     overview.until("problems", f"Broker {paused} is paused", f"<code>minibroker resume {paused}</code>")

@@ -63,6 +63,8 @@ class Cluster:
             raise self.error
         return ClusterState(ClusterDescription("c", None, (), self.epoch), {}, {}, {}, {})
 
+    silent: tuple[int, ...] = ()
+
     async def timeline(self) -> Timeline:
         return Timeline(0, [], {})
 
@@ -238,6 +240,17 @@ async def test_a_look_is_taken_beside_a_reading_which_waits_for_the_first_one_on
             await asyncio.sleep(0)
         assert (look.value, look.version) == (value, version)
         assert (error or "") in (look.error or "")
+
+
+async def test_a_page_that_waits_for_one_broker_names_it() -> None:
+    cluster = Cluster()
+    cluster.error = TimeoutError()
+    application = _application(cluster)
+    assert b"No broker answers" in (await Request(application, "/").ended()).body
+    cluster.silent = (2,)
+    page = (await Request(application, "/").ended()).body
+    assert b"Broker 2 does not answer" in page
+    assert b"No broker answers" not in page
 
 
 async def test_the_overview_shows_problems_also_if_no_broker_answers() -> None:

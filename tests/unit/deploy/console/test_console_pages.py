@@ -257,6 +257,20 @@ def test_an_answer_to_a_later_question_outweighs_a_question_that_is_still_open()
     assert contacts.session(1, 13.0).unanswered_for_s is None
 
 
+def test_brokers_are_silent_only_while_others_answer() -> None:
+    contacts = Contacts()
+    found = []
+    for at_s, answers in enumerate(
+        ({1: True, 2: False, 3: True}, {}, {1: True, 2: True, 3: False}, {1: True, 2: True}, {1: False, 2: False})
+    ):
+        if answers:
+            contacts.asked(answers, float(at_s), at_s + 0.5, 0)
+        else:
+            contacts.lost()
+        found.append(contacts.silent)
+    assert found == [(2,), (), (3,), (), ()]
+
+
 def test_a_timeout_is_asked_for_again_when_the_broker_comes_back() -> None:
     contacts = Contacts()
     contacts.learn(1, 6.0)
