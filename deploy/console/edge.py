@@ -60,7 +60,7 @@ HEALTH_EVERY_S = 3.0
 HEALTH_SHARE = 0.01
 """Of a core: a look at the cluster's health that costs more than 30 ms is followed by a longer pause."""
 HEALTH_WITHIN_S = 0.5
-"""A page waits so long for the first one."""
+"""A page waits so long for the first look after it has read the rest."""
 PLAIN_PAGE_WITHIN_S = 2.5
 """A page that has no new reading by then shows the last state and says so; its event stream brings the next."""
 KEEP_ALIVE_S = 10.0
@@ -177,9 +177,16 @@ class Console:
 
         def of_cluster(query: Query) -> Shared[ClusterState]:
             async def read() -> ClusterState:
-                if known is not None:
-                    await known.begin(HEALTH_WITHIN_S)
-                return await reader.cluster(query)
+                if known is None:
+                    return await reader.cluster(query)
+                known.begin()
+                try:
+                    state = await reader.cluster(query)
+                except (TimeoutError, MinibrokerError):
+                    await known.first(HEALTH_WITHIN_S)
+                    raise
+                await known.first(HEALTH_WITHIN_S)
+                return state
 
             return Shared(read, EVERY_S, pace=pace)
 

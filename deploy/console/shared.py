@@ -185,13 +185,15 @@ class Look(Generic[T]):
         self.version = 0
         """Increases with each change."""
 
-    async def begin(self, first_within_s: float) -> None:
-        """Begin a look if one is due. Wait at most this long, and for the first one only."""
-        clock = asyncio.get_running_loop().time
-        if self._under_way is None and clock() >= self._due_at_s:
+    def begin(self) -> None:
+        """Begin a look if one is due."""
+        if self._under_way is None and asyncio.get_running_loop().time() >= self._due_at_s:
             self._under_way = asyncio.create_task(self._run())
+
+    async def first(self, within_s: float) -> None:
+        """Wait for the first look, at most this long."""
         if self._under_way is not None and self.version == 0:
-            await asyncio.wait([self._under_way], timeout=first_within_s)
+            await asyncio.wait([self._under_way], timeout=within_s)
 
     async def _run(self) -> None:
         used_s = 0.0

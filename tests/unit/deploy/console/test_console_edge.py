@@ -223,20 +223,18 @@ async def test_a_look_is_taken_beside_a_reading_which_waits_for_the_first_one_on
         return answer
 
     look = Look(take, 0.0, 1_000.0)
-    await look.begin(60)
+    look.begin()
+    await look.first(60)
     assert (look.value, look.error, look.version) == (1, None, 1)
     may_end.clear()
-    await look.begin(60)
+    look.begin()
+    await look.first(60)
     assert look.version == 1
     may_end.set()
     await until(lambda: len(answers) == 3)
     for version, value, error in ((2, None, "no broker"), (3, None, "fault of the console"), (4, 2, None)):
-
-        async def is_known(version: int = version) -> bool:
-            await look.begin(0)
-            return look.version >= version
-
-        while not await is_known():
+        while look.version < version:
+            look.begin()
             await asyncio.sleep(0)
         assert (look.value, look.version) == (value, version)
         assert (error or "") in (look.error or "")
