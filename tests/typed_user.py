@@ -344,6 +344,7 @@ async def administer() -> None:
         await admin.abort_transaction(P0, producer_id=1, producer_epoch=0, coordinator_epoch=0, start_offset=3)
         assert_type(await admin.timeline(), TimelineRead)
         assert_type(admin.timeline_reader(since_ms=1), TimelineReader)
+        assert_type(admin.timeline_reader().answer_within_s, float)
         print((await admin.timeline_reader().read()).errors)
         await admin.delete_topic("orders")
         await admin.delete_topics(["a", "b"])

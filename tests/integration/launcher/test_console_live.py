@@ -216,6 +216,25 @@ def test_a_paused_broker_counts_down_to_the_end_of_its_session(minibroker: Shell
 
 
 @pytest.mark.slow
+def test_refused_writes_are_shown_by_error(minibroker: Shell, console: Console) -> None:
+    minibroker.ok("topics", "create", "safe", "--partitions", "1", "--config", "min.insync.replicas=3")
+    metrics, overview = console.news("/events/metrics"), console.news("/events")
+    leader = minibroker("topics", "describe", "safe", "--format", "json").json()["partitions"][0]["leader"]
+    minibroker.ok("kill", str(leader % 3 + 1))
+    overview.until("troubles", "under min.insync.replicas")
+    silent = {"stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    with start(["produce", "safe"], minibroker.directory, stdin=subprocess.PIPE, **silent) as producing:
+        assert producing.stdin is not None
+        try:
+            producing.stdin.write(b"refused\n")
+            producing.stdin.close()
+            metrics.until("producers", "✗ refuses: NOT_ENOUGH_REPLICAS")
+            metrics.until("plots", "batches refused per second")
+        finally:
+            producing.kill()
+
+
+@pytest.mark.slow
 def test_a_full_disk_is_named_with_the_fault_and_the_remedies(tmp_path: Path) -> None:
     with running_shell(tmp_path, allow_faults=True) as shell:
         shell.ok("topics", "create", "orders", "--partitions", "3")
