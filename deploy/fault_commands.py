@@ -36,7 +36,8 @@ def fill_disk(
     """Let no file of the broker grow, as on a full disk."""
     cluster = FaultyCluster(data)
     sentence = f"fill disk of {WHO}" if log_dir is None else None
-    _fault("fill-disk", lambda found: cluster.fill_disk(found, log_dir), who, format, data, sentence)
+    rest = _options(("--log-dir", log_dir))
+    _fault("fill-disk", lambda found: cluster.fill_disk(found, log_dir), who, format, data, sentence, rest=rest)
 
 
 @app.command("break-disk")
@@ -46,7 +47,8 @@ def break_disk(
     """Let each call of the broker's disk fail with EIO."""
     cluster = FaultyCluster(data)
     sentence = f"break disk of {WHO}" if log_dir is None else None
-    _fault("break-disk", lambda found: cluster.break_disk(found, log_dir), who, format, data, sentence)
+    rest = _options(("--log-dir", log_dir))
+    _fault("break-disk", lambda found: cluster.break_disk(found, log_dir), who, format, data, sentence, rest=rest)
 
 
 @app.command("slow-disk")
@@ -75,7 +77,7 @@ def slow_disk(
         format,
         data,
         sentence,
-        rest=time,
+        rest=time + _options(("--writes", writes), ("--log-dir", log_dir)),
     )
     _note_end(delay_s, "the disks are not slow any more")
 
@@ -102,7 +104,7 @@ def cut(
         format,
         data,
         words if is_of_two else None,
-        rest=other,
+        rest=other + _options(("--one-way", one_way)),
         other=other,
     )
 
@@ -137,7 +139,7 @@ def slow_network(
         format,
         data,
         sentence,
-        rest=time,
+        rest=time + _options(("--between", other)),
     )
     _note_end(delay_s, "these packets are not slow any more")
 
@@ -161,7 +163,8 @@ def move_clock(
     if not by_s:
         raise UsageError(f"TIME is {time!r}, so no clock would move: give a longer time, or `minibroker heal`")
     sentence = None if back else f"move clock of {WHO} by {time.strip()}"
-    _fault("move-clock", lambda found: cluster.move_clock(found, by_s), who, format, data, sentence, rest=time)
+    rest = time + _options(("--back", back))
+    _fault("move-clock", lambda found: cluster.move_clock(found, by_s), who, format, data, sentence, rest=rest)
 
 
 def heal(
@@ -193,8 +196,13 @@ def _fault(
     rest: str = "",
     other: str | None = None,
 ) -> None:
-    command = f"fault {action} {who} {rest}".rstrip()
+    command = f"fault {action} {who} {rest.strip()}".rstrip()
     act(action, method, who, format, data, command=command, sentence=sentence, other=other)
+
+
+def _options(*given: tuple[str, str | int | bool | None]) -> str:
+    """Return the options that were given, as they are typed."""
+    return "".join(f" {name}" if value is True else f" {name} {value}" for name, value in given if value)
 
 
 def _note_end(delay_s: float, text: str) -> None:

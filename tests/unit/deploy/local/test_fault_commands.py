@@ -75,6 +75,7 @@ def test_each_fault_knows_the_sentence_of_scenarios_that_does_the_same(
     journal.begin(directory)
     assert fault(directory, *words.split()) == 0
     [said] = journal.read(directory)
+    assert said.command == f"fault {words}"
     if sentence is None:
         assert said.sentence is None
     else:
