@@ -482,7 +482,7 @@ BAD_INPUT: dict[str, tuple[bytes, tuple[int, ErrorCode] | None, str]] = {
     "text that is not UTF-8": (
         framed(b"\x95\x03\x00\x08\xa1c\x91\x91\xa1\xff"),
         (8, ErrorCode.INVALID_REQUEST),
-        "utf-8",
+        "UTF-8",
     ),
     "an array that announces four billion elements": (
         framed(b"\x95\x03\x00\x08\xa1c\x91\xdd\xff\xff\xff\xff"),
@@ -534,7 +534,7 @@ def test_bad_input_closes_the_connection_and_logs_one_line(
     (line,) = network_lines(caplog)
     assert addresses[0] in line
     assert "DATA" in line
-    assert reason in line
+    assert reason.casefold() in line.casefold(), "msgspec has used both spellings"
     assert "Traceback" not in caplog.text
 
 

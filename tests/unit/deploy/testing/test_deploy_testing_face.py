@@ -13,7 +13,8 @@ USER = ast.parse((Path(__file__).parents[3] / "typed_user.py").read_text())
 
 
 def public(kind: type) -> dict[str, object]:
-    return {name: value for name, value in vars(kind).items() if not name.startswith("_")}
+    own = [each for each in reversed(kind.__mro__) if each.__module__.startswith("minibroker.deploy.testing")]
+    return {name: value for each in own for name, value in vars(each).items() if not name.startswith("_")}
 
 
 def called_in(function: str) -> set[str]:
