@@ -226,7 +226,8 @@ def _await_replicas(
         statuses |= refused
         _bound_record_errors(statuses.values())
         errors = [status.response.error_code for status in statuses.values() if status.response.error_code]
-        services.replicas.appender.refusals.update(errors)
+        if errors:
+            services.replicas.appender.refusals.update(errors)
         if body.acks == 0:
             request.respond_nothing()
             if errors:
