@@ -11,8 +11,10 @@ import msgspec
 import typer
 
 from minibroker.client.admin import Admin
+from minibroker.client.administering.movements import Movement, movement, progress, sizes_of
 from minibroker.client.administering.reassignment import PartitionReassignment, may_have_begun
 from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli import throttling
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     FAILURE,
@@ -27,17 +29,20 @@ from minibroker.client.cli.terminal.output import (
     run,
 )
 from minibroker.client.cli.topics import checked_topic, open_admin
-from minibroker.client.errors import PartitionErrors
+from minibroker.client.errors import BrokersFailed, PartitionErrors
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
 
 Assignments = Mapping[TopicPartition, tuple[int, ...]]
+Reassignments = Mapping[TopicPartition, PartitionReassignment]
 
 app = typer.Typer(help="Move the replicas of partitions to other brokers.", no_args_is_help=True)
 
-FileArgument = Annotated[
-    Path, typer.Argument(metavar="FILE", help="A file as printed by `generate --format json`; -: standard input.")
+_FILE_HELP = "A file as printed by `generate --format json`; -: standard input."
+FileArgument = Annotated[Path, typer.Argument(metavar="FILE", help=_FILE_HELP)]
+PreserveOption = Annotated[
+    bool, typer.Option("--preserve-throttles", help="Keep the throttle of `execute --throttle`.")
 ]
 
 
@@ -101,19 +106,58 @@ def generate(
         )
 
 
+@app.command(name="list")
+def list_reassignments(
+    bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
+) -> None:
+    """List the reassignments in progress with the bytes that are copied, also those that were started elsewhere."""
+    under_way, moved = run(_list(bootstrap_servers(bootstrap, data)))
+    if format is Format.JSON:
+        print_json(
+            [
+                {
+                    "topic": p.topic,
+                    "partition": p.partition,
+                    "replicas": one.replicas,
+                    "adding_replicas": one.adding_replicas,
+                    "removing_replicas": one.removing_replicas,
+                    **_bytes(moved.get(p)),
+                }
+                for p, one in under_way.items()
+            ]
+        )
+    else:
+        print_table(
+            ("topic", "partition", "replicas", "adding", "removing", "copied"),
+            [(p.topic, p.partition, *one, _copied(moved.get(p))) for p, one in under_way.items()],
+        )
+
+
 @app.command()
 def execute(
     file: FileArgument,
+    throttle: Annotated[
+        int | None,
+        typer.Option(
+            "--throttle",
+            metavar="BYTES",
+            min=1,
+            help="Bytes per second that each broker sends, and receives, at most. `verify` removes the limit at the "
+            "end. Default: unlimited, or as it is.",
+        ),
+    ] = None,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Start the reassignments. They continue by themselves; `minibroker reassign verify` shows the progress.
 
+    Repeat it with another --throttle to change the rate.
+
     Prints the previous replicas; with --format json, a file that reverts the change. If some reassignments are refused,
     the others start nevertheless: those are printed, with those that may have started, and the exit code is 1."""
     wanted = _read(file)
-    before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted))
+    before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted, throttle))
     errors = {} if failed is None else failed.errors
     began = {p: before[p] for p in sorted(before) if p not in errors or may_have_begun(errors[p])}
     if format is Format.JSON and (began or failed is None):
@@ -130,13 +174,14 @@ def execute(
 @app.command()
 def verify(
     file: FileArgument,
+    preserve_throttles: PreserveOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Show the progress of reassignments. Exit code 1 until all are complete."""
+    """Show the progress of reassignments. Exit code 1 until all are complete. Removes their throttle then."""
     wanted = _read(file)
-    current, under_way = run(_look(bootstrap_servers(bootstrap, data), wanted))
+    current, under_way, moved = run(_look(bootstrap_servers(bootstrap, data), wanted, preserve_throttles))
     states = {p: _state(wanted[p], current.get(p, ()), under_way.get(p)) for p in sorted(wanted)}
     if format is Format.JSON:
         print_json(
@@ -148,6 +193,7 @@ def verify(
                     "replicas": current.get(p, ()),
                     "adding_replicas": under_way[p].adding_replicas if p in under_way else (),
                     "removing_replicas": under_way[p].removing_replicas if p in under_way else (),
+                    **_bytes(moved.get(p)),
                 }
                 for p, state in states.items()
             ]
@@ -155,9 +201,9 @@ def verify(
     else:
         none = PartitionReassignment((), (), ())
         print_table(
-            ("topic", "partition", "state", "replicas", "adding", "removing"),
+            ("topic", "partition", "state", "replicas", "adding", "removing", "copied"),
             [
-                (p.topic, p.partition, state, current.get(p, ()), *under_way.get(p, none)[1:])
+                (p.topic, p.partition, state, current.get(p, ()), *under_way.get(p, none)[1:], _copied(moved.get(p)))
                 for p, state in states.items()
             ],
         )
@@ -167,17 +213,21 @@ def verify(
 
 @app.command()
 def cancel(
-    file: FileArgument,
+    file: Annotated[Path | None, typer.Argument(metavar="[FILE]", help=_FILE_HELP)] = None,
+    all_: Annotated[bool, typer.Option("--all", help="Cancel all reassignments in progress.")] = False,
+    preserve_throttles: PreserveOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Cancel the reassignments of the partitions in the file: each returns to its previous replicas.
+    """Cancel the reassignments of the partitions in the file, or all: each returns to its previous replicas.
 
     If some cannot be cancelled, the others are cancelled and printed, and the exit code is 1. A partition that is not
     being reassigned is not an error."""
-    partitions = sorted(_read(file))
-    failed = run(_alter(bootstrap_servers(bootstrap, data), dict.fromkeys(partitions)))
+    if (file is None) != all_:
+        raise UsageError("give either FILE or --all")
+    named = None if file is None else sorted(_read(file))
+    partitions, failed = run(_cancel(bootstrap_servers(bootstrap, data), named, preserve_throttles))
     errors = {} if failed is None else failed.errors
     idle = [p for p, e in errors.items() if isinstance(e, BrokerError) and e.code is _NOTHING_UNDER_WAY]
     cancelled = [p for p in partitions if p not in errors]
@@ -202,29 +252,66 @@ async def _describe(bootstrap: str, topics: Iterable[str]) -> tuple[dict[str, To
         return await admin.describe_topics(topics), [b.id for b in (await admin.describe_cluster()).brokers]
 
 
-async def _alter(bootstrap: str, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> PartitionErrors | None:
+async def _alter(admin: Admin, wanted: Mapping[TopicPartition, Sequence[int] | None]) -> PartitionErrors | None:
     """Return the errors of partitions that failed."""
-    async with open_admin(bootstrap) as admin:
-        try:
-            await admin.alter_partition_reassignments(wanted)
-        except PartitionErrors as failed:
-            return failed
+    try:
+        await admin.alter_partition_reassignments(wanted)
+    except PartitionErrors as failed:
+        return failed
     return None
 
 
-async def _execute(bootstrap: str, wanted: Assignments) -> tuple[Assignments, PartitionErrors | None]:
+async def _execute(
+    bootstrap: str, wanted: Assignments, throttle: int | None
+) -> tuple[Assignments, PartitionErrors | None]:
     """Return the previous replicas, and the errors of partitions that failed."""
     async with open_admin(bootstrap) as admin:
         before = await _current(admin, wanted)
-    return before, await _alter(bootstrap, wanted)
+        if throttle is not None:
+            await throttling.begin(admin, before, wanted, throttle)
+        return before, await _alter(admin, wanted)
+
+
+async def _cancel(
+    bootstrap: str, named: list[TopicPartition] | None, preserve_throttles: bool
+) -> tuple[list[TopicPartition], PartitionErrors | None]:
+    """Return the partitions, and the errors of those that failed. None: all reassignments in progress."""
+    async with open_admin(bootstrap) as admin:
+        partitions = sorted(await admin.list_partition_reassignments()) if named is None else named
+        failed = await _alter(admin, dict.fromkeys(partitions))
+        if not preserve_throttles:
+            await throttling.end(admin, {p.topic for p in partitions})
+        return partitions, failed
+
+
+async def _list(bootstrap: str) -> tuple[Reassignments, dict[TopicPartition, Movement]]:
+    async with open_admin(bootstrap) as admin:
+        under_way = dict(sorted((await admin.list_partition_reassignments()).items()))
+        return under_way, await _movements(admin, under_way)
 
 
 async def _look(
-    bootstrap: str, wanted: Assignments
-) -> tuple[Assignments, Mapping[TopicPartition, PartitionReassignment]]:
+    bootstrap: str, wanted: Assignments, preserve_throttles: bool
+) -> tuple[Assignments, Reassignments, dict[TopicPartition, Movement]]:
     async with open_admin(bootstrap) as admin:
         under_way = await admin.list_partition_reassignments(wanted)
-        return await _current(admin, wanted), under_way
+        moved = await _movements(admin, under_way)
+        if not under_way and not preserve_throttles:
+            await throttling.end(admin, {p.topic for p in wanted})
+        return await _current(admin, wanted), under_way, moved
+
+
+async def _movements(admin: Admin, under_way: Reassignments) -> dict[TopicPartition, Movement]:
+    """Return the progress in bytes. Brokers that do not answer make it unknown."""
+    if not under_way:
+        return {}
+    topics = await admin.describe_topics()
+    leaders = {TopicPartition(t.name, p.partition): p.leader for t in topics.values() for p in t.partitions}
+    try:
+        sizes = sizes_of(await admin.describe_log_dirs())
+    except BrokersFailed as failed:
+        sizes = sizes_of(failed.results)
+    return {p: movement(p, one, leaders.get(p), sizes) for p, one in under_way.items()}
 
 
 async def _current(admin: Admin, wanted: Assignments) -> dict[TopicPartition, tuple[int, ...]]:
@@ -238,6 +325,14 @@ async def _current(admin: Admin, wanted: Assignments) -> dict[TopicPartition, tu
 
 COMPLETE = "complete"
 _NOTHING_UNDER_WAY = ErrorCode.NO_REASSIGNMENT_IN_PROGRESS
+
+
+def _bytes(one: Movement | None) -> dict[str, int | None]:
+    return {"copied_bytes": one.moved if one else None, "total_bytes": one.total if one else None}
+
+
+def _copied(one: Movement | None) -> str | None:
+    return None if one is None or one.moved is None else str(progress([one]))
 
 
 def _state(wanted: tuple[int, ...], current: tuple[int, ...], under_way: PartitionReassignment | None) -> str:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 from functools import lru_cache
 
 from minibroker.client.administering.groups import GroupRebalance, MemberDescription
+from minibroker.client.administering.movements import Movement, progress
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds
@@ -23,7 +24,6 @@ from minibroker.deploy.console.views import (
     UNDER_MIN_ISR,
     BrokerView,
     Cell,
-    MoveView,
     PartitionView,
     Query,
     overview,
@@ -196,7 +196,7 @@ _SESSION_LEGEND = element(
 )
 
 
-def _move_table(moves: Sequence[MoveView]) -> Content:
+def _move_table(moves: Sequence[Movement]) -> Content:
     if not moves:
         return None
     known = [(move.moved, move.left) for move in moves]
@@ -232,11 +232,8 @@ def _move_table(moves: Sequence[MoveView]) -> Content:
     ]
 
 
-def _share(move: MoveView) -> str:
-    if move.moved is None or move.left is None:
-        return "–"
-    total = move.moved + move.left
-    return f"{100 * move.moved // total if total else 100} %"
+def _share(move: Movement) -> str:
+    return "–" if move.moved is None else f"{progress([move]).percent} %"
 
 
 def _partition_table(partitions: Sequence[PartitionView], brokers: Sequence[BrokerView], label: str) -> Markup:

@@ -7,6 +7,7 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
+from minibroker.client.administering.movements import Copy, Movement
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
@@ -73,33 +74,6 @@ class PartitionView(NamedTuple):
     detail: str
 
 
-class Copy(NamedTuple):
-    """A replica that a reassignment adds."""
-
-    broker: int
-    moved: int | None
-    """Bytes that it has. None: its broker does not answer."""
-
-
-class MoveView(NamedTuple):
-    name: TopicPartition
-    copies: tuple[Copy, ...]
-    removing: tuple[int, ...]
-    size: int | None
-    """Bytes of the leader's replica. None: there is no leader, or it does not answer."""
-
-    @property
-    def moved(self) -> int | None:
-        """Bytes that all copies have together. None: unknown."""
-        if self.size is None or any(copy.moved is None for copy in self.copies):
-            return None
-        return sum(min(self.size, copy.moved or 0) for copy in self.copies)
-
-    @property
-    def left(self) -> int | None:
-        return None if self.size is None or self.moved is None else self.size * len(self.copies) - self.moved
-
-
 class Overview(NamedTuple):
     cluster_id: str
     controller: str
@@ -116,7 +90,7 @@ class Overview(NamedTuple):
     """Some of those in trouble, in the order of TROUBLES, and those of internal topics last."""
     trouble_counts: tuple[tuple[str, int], ...]
     """Of all partitions."""
-    moves: tuple[MoveView, ...]
+    moves: tuple[Movement, ...]
     """The reassignments in progress."""
 
 
@@ -148,7 +122,7 @@ def overview(state: ClusterState, query: Query, health: Status | None = None) ->
     )
 
 
-def _moves(state: ClusterState) -> Iterator[MoveView]:
+def _moves(state: ClusterState) -> Iterator[Movement]:
     """Yield the reassignments in progress of partitions that there are."""
     for name, move in sorted(state.moves.items()):
         topic = state.topics.get(name.topic)
@@ -159,7 +133,7 @@ def _moves(state: ClusterState) -> Iterator[MoveView]:
             size = None if described.leader is None else move.sizes.get(described.leader)
             # A broker that answers and has no log of it has not begun.
             copies = (Copy(b, move.sizes.get(b, 0 if b in state.behind else None)) for b in move.adding)
-            yield MoveView(name, tuple(copies), move.removing, size)
+            yield Movement(name, tuple(copies), move.removing, size)
 
 
 def shown_partitions(state: ClusterState, query: Query) -> set[TopicPartition]:

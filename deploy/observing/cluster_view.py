@@ -8,12 +8,14 @@ exist, and each partition has the state with the newest leader epoch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
 
+from minibroker.client.administering.movements import Movement, Sizes, movement
+from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.cluster.coordinators import KeyType
 from minibroker.deploy.observing.access import ANYBODY, Access, Address
 from minibroker.protocol.apis import (
@@ -33,6 +35,7 @@ from minibroker.protocol.errors import ErrorCode, MinibrokerError, error_of
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
     MAX_TOPICS,
+    DescribableLogDirTopic,
     DescribeConfigsRequest,
     DescribeConfigsResource,
     DescribeLogDirsRequest,
@@ -74,7 +77,7 @@ class ClusterView(NamedTuple):
     still report the run before: a registration outlives the process for seconds."""
     min_insync_replicas: Mapping[str, int] = MappingProxyType({})
     """The setting of each topic that has replicas out of sync, if a broker reported it."""
-    reassigning: frozenset[TopicPartition] = frozenset()
+    movements: tuple[Movement, ...] = ()
     """Partitions whose replicas are being moved, if the controller reported them."""
     access: Access = ANYBODY
     """How the brokers were asked, and may be asked more."""
@@ -201,14 +204,14 @@ async def with_details(
     view: ClusterView, timeout_s: float = ASK_TIMEOUT_S, *, asks_controller: bool = True
 ) -> ClusterView:
     """Add details about topics that have replicas out of sync: from any broker `min_insync_replicas`, and with
-    `asks_controller` from the controller `reassigning`.
+    `asks_controller` from the controller and the brokers `movements`.
 
     The controller writes to ZooKeeper before it answers, to be sure of its office: do not ask it many times a second.
     """
     if not view.under_replicated_partitions():
         return view
     view = view._replace(min_insync_replicas=await _ask_min_insync_replicas(view, timeout_s))
-    return view._replace(reassigning=await _ask_reassigning(view, timeout_s)) if asks_controller else view
+    return view._replace(movements=await _ask_movements(view, timeout_s)) if asks_controller else view
 
 
 async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[str, int]:
@@ -226,17 +229,48 @@ async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[
     }
 
 
-async def _ask_reassigning(view: ClusterView, timeout_s: float) -> frozenset[TopicPartition]:
+async def _ask_movements(view: ClusterView, timeout_s: float) -> tuple[Movement, ...]:
     address = None if view.controller_id is None else view.brokers.get(view.controller_id)
     if address not in view.answered:  # do not wait for a controller that hangs
-        return frozenset()
+        return ()
     request = ListPartitionReassignmentsRequest(int(timeout_s * 1_000))
     answer = await _ask(view.access, address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
-    return frozenset(
-        TopicPartition(topic.name, partition.partition_index)
+    reassigned = {
+        TopicPartition(topic.name, one.partition_index): PartitionReassignment(
+            tuple(one.replicas), tuple(one.adding_replicas), tuple(one.removing_replicas)
+        )
         for topic in (() if answer is None else answer.topics)
-        for partition in topic.partitions
-    )
+        for one in topic.partitions
+        if TopicPartition(topic.name, one.partition_index) in view.partitions
+    }
+    if not reassigned:
+        return ()
+    leaders = {name: view.partitions[name].leader_id for name in reassigned}
+    involved = {*leaders.values(), *(broker for one in reassigned.values() for broker in one.adding_replicas)}
+    sizes = await _ask_sizes(view, sorted(involved), reassigned, timeout_s)
+    return tuple(movement(name, one, leaders[name], sizes) for name, one in sorted(reassigned.items()))
+
+
+async def _ask_sizes(
+    view: ClusterView, brokers: Iterable[int], partitions: Iterable[TopicPartition], timeout_s: float
+) -> Sizes:
+    """Return the sizes of the partitions' replicas. Brokers that do not answer are left out."""
+    topics: dict[str, DescribableLogDirTopic] = {}
+    for name in partitions:
+        topics.setdefault(name.topic, DescribableLogDirTopic(name.topic, [])).partitions.append(name.partition)
+    # A broker that did not answer just now would be waited for.
+    ids = [broker for broker in brokers if view.brokers.get(broker) in view.answered]
+    answers = await _ask_all(view, DESCRIBE_LOG_DIRS, DescribeLogDirsRequest(list(topics.values())), timeout_s, ids)
+    return {
+        broker: {
+            TopicPartition(topic.name, replica.partition_index): replica.partition_size
+            for directory in answer.results
+            for topic in directory.topics
+            for replica in topic.partitions
+            if not replica.is_future_key
+        }
+        for broker, answer in answers.items()
+    }
 
 
 async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_TIMEOUT_S) -> dict[TopicPartition, int]:
@@ -312,10 +346,14 @@ async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT
 
 
 async def _ask_all(
-    view: ClusterView, api: Api[Request, Response], request: Request, timeout_s: float
+    view: ClusterView,
+    api: Api[Request, Response],
+    request: Request,
+    timeout_s: float,
+    brokers: Sequence[int] | None = None,
 ) -> dict[int, Response]:
-    """Return the answers by broker. Brokers that do not answer are left out."""
-    ids = sorted(view.brokers)
+    """Return the answers of these brokers, or of all, by broker. Brokers that do not answer are left out."""
+    ids = sorted(view.brokers) if brokers is None else brokers
     answers = await asyncio.gather(*(_ask(view.access, view.brokers[id], api, request, timeout_s) for id in ids))
     return {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
 

@@ -13,6 +13,7 @@ from types import MappingProxyType
 
 import msgspec
 
+from minibroker.client.administering.movements import Progress, progress
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing.cluster_view import ClusterView
@@ -102,6 +103,8 @@ class Status(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those led by another broker although the preferred one is in sync. None: unknown."""
     reassigning_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those whose replicas are being moved, if some of them are not in sync. None: unknown."""
+    reassignments: Progress | None = None
+    """The progress of `reassigning_partitions` together. None: there are none, or they are unknown."""
     full_disk: str | None = None
     """The directory of the cluster, if its disk has no room left."""
     offline_isr: list[int] = []
@@ -162,8 +165,8 @@ class Status(msgspec.Struct, frozen=True):
         unfinished = [name for name in self.under_replicated_partitions or () if name in moving]
         if unfinished:
             found.append(
-                f"{some_of(unfinished)} being reassigned, with replicas that are not in sync yet: wait; "
-                "`minibroker reassign verify` shows the progress"
+                f"{some_of(unfinished)} moving, {self.reassignments}: wait; `minibroker reassign list` shows each "
+                "partition"
             )
         if self.under_min_isr_partitions:
             found.append(
@@ -278,7 +281,8 @@ def _status(
         under_replicated_partitions=unless_unknown(view.under_replicated_partitions()),
         under_min_isr_partitions=unless_unknown(view.under_min_isr_partitions()),
         not_preferred_partitions=unless_unknown(view.not_preferred_partitions()),
-        reassigning_partitions=unless_unknown(sorted(view.reassigning)),
+        reassigning_partitions=unless_unknown(one.name for one in view.movements),
+        reassignments=progress(view.movements) if view.movements else None,
         full_disk=full_disk,
         faults=dict(faults),
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),

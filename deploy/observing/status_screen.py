@@ -53,7 +53,7 @@ def status_lines(found: Status) -> list[str]:
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
     lines += fault_lines(found)
     if found.reassigning_partitions:
-        lines.append(f"being reassigned: {some_of(found.reassigning_partitions)}")
+        lines.append(f"moving, {found.reassignments}: {some_of(found.reassigning_partitions)}")
     if found.not_preferred_partitions:
         lines.append(
             f"not led by their preferred broker: {some_of(found.not_preferred_partitions)}: "

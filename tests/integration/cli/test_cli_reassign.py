@@ -64,3 +64,45 @@ def test_if_some_reassignments_are_refused_the_accepted_ones_can_be_reverted(min
     assert half.code == 1
     assert half.err.startswith("error: INVALID_REPLICA_ASSIGNMENT: orders-0")
     assert json.loads(half.out) == {"version": 1, "partitions": [{"topic": "orders", "partition": 1, "replicas": one}]}
+
+
+@pytest.mark.slow
+def test_a_throttled_reassignment_is_listed_with_its_bytes_and_its_throttle_ends_with_it(minibroker: Shell) -> None:
+    minibroker.ok("topics", "create", "bulk", "--partitions", "1", "--replication-factor", "1")
+    minibroker.ok("produce", "bulk", stdin=(b"x" * 1_000 + b"\n") * 4_000)
+    leader = minibroker("topics", "describe", "bulk", "--format", "json").json()["partitions"][0]["leader"]
+    other = next(broker.id for broker in minibroker.cluster.file().brokers if broker.id != leader)
+    entries = [{"topic": "bulk", "partition": 0, "replicas": [other]}]
+    wanted = json.dumps({"version": 1, "partitions": entries}).encode()
+
+    def listed() -> list[dict[str, object]]:
+        found: list[dict[str, object]] = minibroker("reassign", "list", "--format", "json").json()
+        return found
+
+    def settings(*of: str) -> dict[str, str]:
+        entries = minibroker("configs", "describe", *of, "--format", "json").json()
+        return {one["name"]: one["value"] for one in entries if "throttled" in one["name"]}
+
+    assert listed() == []
+    minibroker.ok("reassign", "execute", "-", "--throttle", "10000", stdin=wanted)
+    [one] = listed()
+    assert (one["topic"], one["adding_replicas"], one["removing_replicas"]) == ("bulk", [other], [leader])
+    assert isinstance(one["total_bytes"], int)
+    assert one["total_bytes"] > 4_000
+    assert "% of" in minibroker.ok("reassign", "list")
+    status = minibroker("status")
+    assert status.code == 4
+    assert "moving, " in status.out
+    assert "% of " in status.out
+    assert settings("--topic", "bulk") == {
+        "leader.replication.throttled.replicas": f"0:{leader}",
+        "follower.replication.throttled.replicas": f"0:{other}",
+    }
+    assert set(settings("--broker-default").values()) == {"10000"}
+    minibroker.ok("reassign", "execute", "-", "--throttle", "1000000000", stdin=wanted)
+    assert set(settings("--broker-default").values()) == {"1000000000"}
+    assert wait_until(lambda: minibroker("reassign", "verify", "-", stdin=wanted).code == 0, PATIENCE_S)
+    assert listed() == []
+    assert settings("--topic", "bulk") == settings("--broker-default") == {}
+    assert minibroker.ok("reassign", "cancel", "--all", "--format", "json") == "[]\n"
+    assert "either FILE or --all" in minibroker.refused(2, "reassign", "cancel")

@@ -2,6 +2,7 @@ from __future__ import annotations
 
 from msgspec.structs import replace
 
+from minibroker.client.administering.movements import Copy, Movement
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import Process, ProcessState
@@ -176,14 +177,23 @@ def test_partitions_that_are_reassigned_are_told_apart_from_those_that_lack_a_br
         CLUSTER,
         ALL_RUN,
         ProcessState.RUNNING,
-        view._replace(reassigning=frozenset({TopicPartition("orders", 0), TopicPartition("orders", 7)})),
+        view._replace(
+            movements=(
+                Movement(TopicPartition("orders", 0), (Copy(2, 480_000_000),), (3,), 1_200_000_000),
+                Movement(TopicPartition("orders", 7), (Copy(2, 0),), (), 0),
+            )
+        ),
     )
     assert status.problems() == [
         "orders-1 with replicas missing from the ISR: start brokers, or wait",
-        "orders-0 being reassigned, with replicas that are not in sync yet: wait; `minibroker reassign verify` "
-        "shows the progress",
+        "orders-0 moving, 40 % of 1.2 GB: wait; `minibroker reassign list` shows each partition",
     ]
-    assert "being reassigned: orders-0, orders-7" in status_lines(status)
+    assert "moving, 40 % of 1.2 GB: orders-0, orders-7" in status_lines(status)
+    assert status_object(status)["reassignments"] == {
+        "moved_bytes": 480_000_000,
+        "total_bytes": 1_200_000_000,
+        "unknown": 0,
+    }
 
 
 def test_without_an_answer_from_any_broker_the_cluster_is_not_healthy() -> None:
