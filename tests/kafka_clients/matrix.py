@@ -9,8 +9,8 @@ coordinator is killed, is fenced and times out; and administers topics and group
 reordered or altered. Kafka's console tools and Spark's connector run their usual
 commands. With --brief each client's groups use one strategy, which differs between clients.
 
-Prints a line for each failed check and a table. Exit code 1 if a check failed or a client could not be built. SIGINT
-and SIGTERM also end the cluster.
+Prints a line for each failed check, a table, and those lines again. Exit code 1 if a check failed or a client could not
+be built. SIGINT and SIGTERM also end the cluster.
 """
 
 from __future__ import annotations
@@ -520,8 +520,9 @@ async def try_each(
     cache: Path,
     check: Callable[[str, Program, Tell], Awaitable[None]],
 ) -> int:
-    """Build each client and check it. Print a table; return how many checks failed."""
+    """Build each client and check it. Print a table and the failures; return how many checks failed."""
     rows: list[tuple[str, str, int, int, float]] = []
+    failures: list[str] = []
     for name in names:
         began_s = time.monotonic()
         outcomes: dict[str, str | None] = {}
@@ -529,7 +530,8 @@ async def try_each(
         def tell(check: str, problem: str | None, name: str = name, outcomes: dict[str, str | None] = outcomes) -> None:
             outcomes[check] = problem
             if problem is not None:
-                print(f"{name}: {check} failed: {problem}", flush=True)
+                failures.append(f"{name}: {check} failed: {problem}")
+                print(failures[-1], flush=True)
 
         version = "-"
         try:
@@ -545,6 +547,9 @@ async def try_each(
     print(f"\n{'client':<16} {'version':<32} {'passed':>6} {'failed':>6} {'seconds':>7}")
     for row in rows:
         print("{:<16} {:<32} {:>6} {:>6} {:>7.0f}".format(*row))
+    # Once more, for readers of the last lines.
+    for line in failures:
+        print(line)
     passed, failed = sum(row[2] for row in rows), sum(row[3] for row in rows)
     print(f"kafka_clients: {passed} passed, {failed} failed")
     return failed

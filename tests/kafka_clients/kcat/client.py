@@ -7,7 +7,9 @@ import subprocess
 import sys
 import threading
 import time
-from typing import IO
+from collections.abc import Iterable
+from json import JSONDecoder
+from typing import Any
 
 from tests.kafka_clients import settings
 from tests.kafka_clients.records import NULL, without_headers
@@ -23,13 +25,8 @@ def main() -> None:
     tell("end")
 
 
-_OUTPUT = threading.Lock()
-
-
 def tell(*cells: object) -> None:
-    """Print a whole line. Two threads print: one the records, the other the rebalances."""
-    with _OUTPUT:
-        print(*cells, sep="\t", flush=True)
+    print(*cells, sep="\t", flush=True)
 
 
 def produce(kcat: list[str], arguments: dict[str, str]) -> None:
@@ -65,15 +62,18 @@ def produce(kcat: list[str], arguments: dict[str, str]) -> None:
             tell(*(("failed", each, f"kcat ended with {code}") if code else ("ack", each, -1, -1)))
 
 
-def tell_records(lines: IO[str]) -> None:
+def tell_records(lines: Iterable[str]) -> None:
     for line in lines:
-        record = json.loads(line)
-        names = record.get("headers", [])
-        headers = ",".join(
-            f"{name}={NULL if value is None else value}" for name, value in zip(names[::2], names[1::2], strict=True)
-        )
-        key, value = (NULL if record[name] is None else record[name] for name in ("key", "payload"))
-        tell("rec", record["partition"], record["offset"], record["ts"], key, value, headers)
+        tell_record(json.loads(line))
+
+
+def tell_record(record: dict[str, Any]) -> None:
+    names = record.get("headers", [])
+    headers = ",".join(
+        f"{name}={NULL if value is None else value}" for name, value in zip(names[::2], names[1::2], strict=True)
+    )
+    key, value = (NULL if record[name] is None else record[name] for name in ("key", "payload"))
+    tell("rec", record["partition"], record["offset"], record["ts"], key, value, headers)
 
 
 def consume(kcat: list[str], arguments: dict[str, str]) -> None:
@@ -86,7 +86,7 @@ def consume(kcat: list[str], arguments: dict[str, str]) -> None:
 def seek(kcat: list[str], arguments: dict[str, str]) -> None:
     topic = arguments["topic"]
     command = [*kcat, "-C", "-q", "-J", "-t", topic, "-p", "0", "-o", arguments["offset"], "-c", "1"]
-    tell_records(iter(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines()))  # type: ignore[arg-type]
+    tell_records(subprocess.run(command, stdout=subprocess.PIPE, text=True, check=True).stdout.splitlines())
     for what, time_ms in (("at", arguments["time"]), ("first", "-2"), ("last", "-1")):
         queries = [each for p in range(int(arguments["partitions"])) for each in ("-t", f"{topic}:{p}:{time_ms}")]
         answer = subprocess.run([*kcat, "-Q", *queries], stdout=subprocess.PIPE, text=True, check=True).stdout
@@ -96,32 +96,39 @@ def seek(kcat: list[str], arguments: dict[str, str]) -> None:
 
 
 def group(kcat: list[str], arguments: dict[str, str]) -> None:
+    """Records and rebalances come in order, from one pipe: a record that is read again after a rebalance must not
+    overtake the line about it. librdkafka's threads log nothing, because they would write into these lines."""
     command = [*kcat, "-J", "-u", "-X", "auto.offset.reset=earliest", "-X", "auto.commit.interval.ms=100"]
     command += ["-X", f"partition.assignment.strategy={arguments['strategy']}", "-X", "session.timeout.ms=10000"]
-    command += ["-X", "heartbeat.interval.ms=500", "-G", arguments["group"], arguments["topic"]]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True) as process:
+    command += ["-X", "heartbeat.interval.ms=500", "-X", "log_level=0", "-G", arguments["group"], arguments["topic"]]
+    with subprocess.Popen(command, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True) as process:
         assert process.stdout is not None
-        assert process.stderr is not None
 
         def stop() -> None:
             sys.stdin.readline()
             process.terminate()
 
         threading.Thread(target=stop, daemon=True).start()
-        threading.Thread(target=_tell_rebalances, args=(process.stderr, arguments["topic"]), daemon=True).start()
-        tell_records(process.stdout)
+        for line in process.stdout:
+            rest = line
+            if line.startswith("{"):  # kcat writes the end of the line by itself
+                record, end = JSONDecoder().raw_decode(line)
+                tell_record(record)
+                rest = line[end:]
+            _tell_rebalance(rest, arguments["topic"])
 
 
-def _tell_rebalances(lines: IO[str], topic: str) -> None:
+def _tell_rebalance(line: str, topic: str) -> None:
     """Parse lines such as `% Group g rebalanced (memberid m): assigned: t [0], t [1]`, and `... incremental revoke of 1
     partition(s) (memberid m, COOPERATIVE rebalance protocol): t [0]`."""
-    for line in lines:
-        head, _, partitions = line.rpartition(": ")
-        if not line.startswith("% Group ") or f"{topic} [" not in partitions:
-            continue
-        what = "assigned" if head.endswith("assigned") or " incremental assignment " in head else "revoked"
-        for each in partitions.split(","):
-            tell(what, each.strip().removeprefix(f"{topic} [").removesuffix("]"))
+    head, _, partitions = line.rpartition(": ")
+    if not line.startswith("% Group ") or f"{topic} [" not in partitions:
+        if line.strip():
+            print(line, end="", file=sys.stderr, flush=True)
+        return
+    what = "assigned" if head.endswith("assigned") or " incremental assignment " in head else "revoked"
+    for each in partitions.split(","):
+        tell(what, each.strip().removeprefix(f"{topic} [").removesuffix("]"))
 
 
 VERBS = {"produce": produce, "consume": consume, "seek": seek, "group": group}
