@@ -1,17 +1,17 @@
 """Produce: append as leader, and answer when the requested acks are there. Labels P1..P7: ARCHITECTURE.md."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator
 from itertools import compress
 from operator import not_
 
 from minibroker.broker.handlers.node_endpoints import node_endpoints
-from minibroker.broker.handlers.services import Services, check_named_once
+from minibroker.broker.handlers.services import Services, Steps, check_named_once, named_twice, respond_sized
 from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.appending import ToAppend
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
 from minibroker.broker.replication.questions import WAIVED
-from minibroker.broker.scheduling.slices import Slices
+from minibroker.broker.scheduling.slices import BREATH_S, LONG_BREATH_S, Slices
 from minibroker.broker.storage.validator import Looked, check_one_batch
 from minibroker.broker.transactions.verification import produce_error
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -31,6 +31,8 @@ from minibroker.protocol.records.header import COMPRESSION_MASK, is_transactiona
 LEGAL_ACKS = (-1, 0, 1)
 MOST_AT_ONCE = 100
 """Partitions of a request whose batches are appended without a pause."""
+_ANSWER_BYTES_EACH = 30
+"""Bytes for a partition in an answer."""
 
 
 async def handle_produce(services: Services, request: Request, body: ProduceRequest) -> Continuation | None:
@@ -38,15 +40,11 @@ async def handle_produce(services: Services, request: Request, body: ProduceRequ
     connection, which is the only sign that such a producer can notice."""
     if body.acks not in LEGAL_ACKS:
         raise BrokerError(ErrorCode.INVALID_REQUIRED_ACKS, f"acks is {body.acks}")
-    entries = [
-        ToAppend(TopicPartition(topic.name, data.index), topic.topic_id, data.records, received_s=request.received_at)
-        for topic in body.topic_data
-        for data in topic.partition_data
-    ]
+    if sum(len(topic.partition_data) for topic in body.topic_data) > MOST_AT_ONCE:
+        return _append_in_slices(services, request, body)
+    entries = list(_entries(request, body))
     check_named_once("a partition", [entry.topic_partition for entry in entries])
     refused: dict[TopicPartition, ProduceStatus] = {}
-    if len(entries) > MOST_AT_ONCE:
-        return _append_in_slices(services, request, body, entries, refused)
     taken = _acceptable(request, body, entries, refused)
     asked = _with_questions(services, body, taken)
     if asked or any(_needs_a_look(services, entry) for entry in taken):
@@ -56,15 +54,26 @@ async def handle_produce(services: Services, request: Request, body: ProduceRequ
     return None
 
 
-async def _append_in_slices(
-    services: Services,
-    request: Request,
-    body: ProduceRequest,
-    entries: list[ToAppend],
-    refused: dict[TopicPartition, ProduceStatus],
-) -> None:
+def _entries(request: Request, body: ProduceRequest) -> Iterator[ToAppend]:
+    for topic in body.topic_data:
+        for data in topic.partition_data:
+            topic_partition = TopicPartition(topic.name, data.index)
+            yield ToAppend(topic_partition, topic.topic_id, data.records, received_s=request.received_at)
+
+
+async def _append_in_slices(services: Services, request: Request, body: ProduceRequest) -> None:
     """Append the batches of a request that names many partitions, some at a time."""
-    slices = Slices()
+    slices = Slices(BREATH_S if request.large is None else LONG_BREATH_S)
+    entries: list[ToAppend] = []
+    named: set[TopicPartition] = set()
+    for entry in _entries(request, body):
+        entries.append(entry)
+        named.add(entry.topic_partition)
+        if len(entries) % MOST_AT_ONCE == 0:
+            await slices.breathe()
+    if len(named) < len(entries):
+        raise named_twice("a partition")
+    refused: dict[TopicPartition, ProduceStatus] = {}
     statuses: dict[TopicPartition, ProduceStatus] = {}
     for start in range(0, len(entries), MOST_AT_ONCE):
         taken = _acceptable(request, body, entries[start : start + MOST_AT_ONCE], refused)
@@ -233,16 +242,20 @@ def _await_replicas(
             if errors:
                 request.close_connection("a produce request with acks=0 failed")
             return
-        topics: dict[str, list[ProducePartitionResponse]] = {}
-        for topic_partition, status in statuses.items():
-            topics.setdefault(topic_partition.topic, []).append(status.response)
-        endpoints = node_endpoints(services, request, (status.response for status in statuses.values()))
-        request.respond(
-            ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()], 0, endpoints)
-        )
+        respond_sized(services, request, len(statuses) * _ANSWER_BYTES_EACH, _answer(services, request, statuses))
 
     services.replicas.appender.await_replicas(statuses, timeout_ms=max(body.timeout_ms, 0), respond=respond)
     body.topic_data.clear()  # the records are in the log, so the frame can be released while the replicas fetch
+
+
+def _answer(services: Services, request: Request, statuses: dict[TopicPartition, ProduceStatus]) -> Steps:
+    topics: dict[str, list[ProducePartitionResponse]] = {}
+    for number, (topic_partition, status) in enumerate(statuses.items(), 1):
+        topics.setdefault(topic_partition.topic, []).append(status.response)
+        if number % MOST_AT_ONCE == 0:
+            yield None
+    endpoints = node_endpoints(services, request, (status.response for status in statuses.values()))
+    return ProduceResponse([ProduceTopicResponse(name, parts) for name, parts in topics.items()], 0, endpoints)
 
 
 def _bound_record_errors(statuses: Iterable[ProduceStatus], room: int = MAX_RECORD_ERRORS) -> int:

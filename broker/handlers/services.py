@@ -93,7 +93,11 @@ The work itself goes on."""
 def check_named_once(what: str, names: Sequence[object]) -> None:
     """Raise BrokerError(INVALID_REQUEST) if two names are equal: otherwise, small requests could have large answers."""
     if len(set(names)) != len(names):
-        raise BrokerError(ErrorCode.INVALID_REQUEST, f"{what} is named twice in the request")
+        raise named_twice(what)
+
+
+def named_twice(what: str) -> BrokerError:
+    return BrokerError(ErrorCode.INVALID_REQUEST, f"{what} is named twice in the request")
 
 
 MOST_NAMED = 10_000

@@ -21,14 +21,15 @@ T = TypeVar("T")
 
 
 class Slices:
-    def __init__(self) -> None:
+    def __init__(self, breath_s: float = BREATH_S) -> None:
+        self._breath_s = breath_s
         self._time = asyncio.get_running_loop().time
         self._end_s = self._time() + SLICE_S
 
     async def breathe(self) -> None:
         """Sleep if the slice is over. Call this between two pieces of work."""
         if self._time() >= self._end_s:
-            await asyncio.sleep(BREATH_S)
+            await asyncio.sleep(self._breath_s)
             self._end_s = self._time() + SLICE_S
 
     async def map(self, function: Callable[[A], T], arguments: Iterable[A]) -> list[T]:

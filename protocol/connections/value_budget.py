@@ -38,10 +38,20 @@ for _position, _width in enumerate((2, 4)):
     _SIZES[0xDC + _position] = _SIZES[0xDE + _position] = 1 + _width
 
 
-def check_values(frame: Buffer, most: int, what: str) -> int:
-    """Return the number of values in the first value of the frame, at all depths. Raise InvalidMessage if there are
-    more than `most`. A frame that ends too early is left to the decoder. `what` are the things that the values
-    describe."""
+def check_values(frame: Buffer, most: int, what: str) -> None:
+    """Raise InvalidMessage if the first value of the frame consists of more than `most` values, at all depths. A frame
+    that ends too early is left to the decoder. `what` are the things that the values describe."""
+    values, position = count_values(frame, most)
+    if values > most:
+        raise InvalidMessage(
+            f"the request consists of more than {most} values, at {position} of its {len(frame)} bytes: "
+            f"name fewer {what} in a request"
+        )
+
+
+def count_values(frame: Buffer, most: int) -> tuple[int, int]:
+    """Return the number of values within the first value of the frame, at all depths, and the position after the last
+    one looked at. Counting ends above `most`."""
     position, end = 0, len(frame)
     pending, seen = 1, 0
     while pending and position < end:
@@ -61,8 +71,5 @@ def check_values(frame: Buffer, most: int, what: str) -> int:
             pending += values
             seen += values
             if seen > most:
-                raise InvalidMessage(
-                    f"the request consists of more than {most} values, at {position} of its {end} bytes: "
-                    f"name fewer {what} in a request"
-                )
-    return seen
+                break
+    return seen, position

@@ -70,8 +70,10 @@ def test_a_produce_of_tiny_elements_is_refused_before_it_takes_memory() -> None:
     assert len(frame) > 24_000_000
     tracemalloc.start()
     try:
+        undecoded = dialect().decode(frame)[2]
+        assert isinstance(undecoded, Undecoded)
         with pytest.raises(BadInput, match="name fewer partitions") as caught:
-            dialect().decode(frame)
+            undecoded.decode()
         assert tracemalloc.get_traced_memory()[1] < MEBIBYTE
     finally:
         tracemalloc.stop()
@@ -82,8 +84,9 @@ def test_a_produce_with_many_batches_is_decoded() -> None:
     count = 10_000
     batch = memoryview(b"b" * 70)
     topics = [m.ProduceTopic(f"topic-{number}", [m.ProducePartition(0, batch)]) for number in range(count)]
-    frame = apis.encode_request(apis.PRODUCE, 1, None, m.ProduceRequest(None, -1, 1, topics))[4:]
-    _, _, undecoded = dialect().decode(memoryview(frame))
+    frame = apis.encode_request(apis.PRODUCE, 1, "client", m.ProduceRequest(None, -1, 1, topics))[4:]
+    _, envelope, undecoded = dialect().decode(memoryview(frame))
+    assert (envelope.api_key, envelope.correlation_id, envelope.client_id) == (apis.PRODUCE.key, 1, "client")
     assert isinstance(undecoded, Undecoded)
     body = undecoded.decode()
     assert isinstance(body, m.ProduceRequest)

@@ -236,9 +236,10 @@ async def test_a_produce_for_thousands_of_partitions_lets_others_run(broker: One
     with patch.object(slices, "SLICE_S", 0.0):
         sent = asyncio.create_task(peer.send(apis.PRODUCE, produce(*range(5_000), acks=1)))
         pauses = 0
-        while not sent.done():
+        while not sent.done() or not peer.answers:
             pauses += 1
             await asyncio.sleep(slices.BREATH_S)
+        await sent
     parts = peer.answer(apis.PRODUCE).responses[0].partition_responses
     assert sorted(part.index for part in parts) == list(range(5_000))
     assert [part.index for part in parts if part.error_code == ErrorCode.NONE] == [0, 1]
