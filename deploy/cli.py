@@ -13,6 +13,7 @@ from typing import Annotated
 import msgspec
 import typer
 
+from minibroker.client.cli import brokers as broker_commands
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     UNHEALTHY,
@@ -30,7 +31,7 @@ from minibroker.client.cli.terminal.output import (
     run,
     settings_of,
 )
-from minibroker.deploy import fault_commands, journal
+from minibroker.deploy import fault_commands, growing, journal
 from minibroker.deploy.acting import WhoArgument, act, parsed_who, print_acted
 from minibroker.deploy.console.command import console
 from minibroker.deploy.errors import LaunchError
@@ -51,7 +52,7 @@ from minibroker.deploy.observing.cluster_view import (
 )
 from minibroker.deploy.trials import demo as demo_story
 from minibroker.deploy.trials.bench import failover, rolling_restart, storage
-from minibroker.protocol.words import plural
+from minibroker.protocol.words import listed, plural
 
 _FOLLOW_INTERVAL_S = 0.1
 _TAIL_BLOCK_BYTES = 64 * 1024
@@ -61,6 +62,8 @@ def mount(app: typer.Typer, bench: typer.Typer) -> None:
     """Add the commands to the application, and the benchmarks to its group `bench`."""
     for command in (up, down, status, logs, kill, pause, resume, start, stop, demo, client_config, console, heal):
         app.command()(command)
+    broker_commands.app.command()(growing.add)
+    broker_commands.app.command()(growing.remove)
     app.add_typer(fault_commands.app, name="fault")
     app.add_typer(log_files.app, name="log")
     bench.command()(failover)
@@ -109,15 +112,20 @@ def up(
 ) -> None:
     """Start ZooKeeper and brokers 1 to N on this machine and print the bootstrap list. Ctrl-C stops them cleanly.
 
-    If the cluster is already running, only the bootstrap list is printed, even without --detach: the cluster belongs to
-    the command that started it. With --secure, `minibroker client-config` prints what clients need."""
+    If the cluster is already running, a larger --brokers adds brokers; otherwise only the bootstrap list is printed,
+    even without --detach: the cluster belongs to the command that started it. With --secure, `minibroker client-config`
+    prints what clients need."""
     let_signals_interrupt()
     options = Options(brokers, base_port, zookeeper, _checked_overrides(override), log_dirs, secure, allow_faults)
     cluster = LocalCluster(data)
     began = time.monotonic()
     found = cluster.running(options)
     if found is not None:
-        _print_cluster(cluster, found, format)
+        added = [] if brokers is None else growing.grow(cluster, brokers, data)
+        _print_cluster(cluster, cluster.file(), format)
+        if added:
+            note(f"added {listed(map(name_of, added))}")
+            growing.note_growth(cluster)
         note("already running: `minibroker down` stops it")
         _note_console(data)
         return

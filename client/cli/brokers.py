@@ -1,4 +1,4 @@
-"""`minibroker brokers`: the live brokers, and their log directories."""
+"""`minibroker brokers`: the live brokers, and their log directories. `deploy` adds the commands for a local cluster."""
 
 from __future__ import annotations
 
@@ -23,7 +23,9 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.cli.topics import open_admin
 from minibroker.client.errors import BrokersFailed
 
-app = typer.Typer(help="Show brokers and their log directories.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show brokers and their log directories; add and remove brokers of a local cluster.", no_args_is_help=True
+)
 
 
 @app.command(name="list")

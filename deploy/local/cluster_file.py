@@ -26,6 +26,15 @@ FILE_NAME = "cluster.json"
 LOCK_NAME = "cluster.lock"
 
 
+class Leaving(msgspec.Struct, frozen=True):
+    """A broker whose replicas move to the others, until it is removed. Another command can go on with that."""
+
+    throttle: int | None = None
+    """Bytes per second of the copying. None: unlimited."""
+    topics: tuple[str, ...] = ()
+    """The topics that are throttled."""
+
+
 class BrokerEntry(msgspec.Struct, frozen=True):
     id: int
     port: int
@@ -37,6 +46,8 @@ class BrokerEntry(msgspec.Struct, frozen=True):
     """Settings of this broker alone, which override those of the cluster."""
     group_id: int | None = None
     """The group under which it runs, if not the launcher's own."""
+    leaving: Leaving | None = None
+    """Set while `minibroker brokers remove` moves its replicas away."""
 
     @property
     def address(self) -> tuple[str, int]:
@@ -64,10 +75,18 @@ class ClusterFile(msgspec.Struct, frozen=True):
     """Whether brokers obey the files of `injected.py`."""
     log_level: str = ""
     """MINIBROKER_LOG_LEVEL at the last `up`, which `start` also uses in other shells; empty if it was not set."""
+    replicas: int | None = None
+    """The replicas of topics that ask for no number. It stays while the cluster runs and grows, so that all brokers
+    have the same. None: as many as suit the number of brokers."""
     running: bool = False
     """False after the cluster was taken down on purpose."""
     bootstrap: str = ""
     version: int = 1
+
+    @property
+    def base_port(self) -> int:
+        """The port that broker 1 has, or would have."""
+        return self.brokers[0].port - self.brokers[0].id + 1
 
     def broker(self, broker_id: int) -> BrokerEntry:
         """Raises LaunchError with the existing ids."""
@@ -80,6 +99,9 @@ class ClusterFile(msgspec.Struct, frozen=True):
     def with_broker(self, changed: BrokerEntry) -> ClusterFile:
         brokers = tuple(changed if entry.id == changed.id else entry for entry in self.brokers)
         return msgspec.structs.replace(self, brokers=brokers)
+
+    def without_broker(self, broker_id: int) -> ClusterFile:
+        return msgspec.structs.replace(self, brokers=tuple(entry for entry in self.brokers if entry.id != broker_id))
 
     def processes(self) -> list[Process]:
         """Return all processes that were started, ZooKeeper first."""

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import os
+import shutil
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -40,11 +41,23 @@ def log_dirs(directory: Path, broker_id: int, count: int) -> list[Path]:
 
 def brokers_with_replicas(directory: Path) -> list[int]:
     """Return the ids of the brokers that have replicas here, whether the cluster file names them or not."""
-    return [
-        broker_id
-        for broker_id in range(1, MAX_BROKERS + 1)
-        if any(map(_has_replicas, log_dirs(directory, broker_id, MAX_LOG_DIRS)))
-    ]
+    return [broker_id for broker_id in range(1, MAX_BROKERS + 1) if has_replicas(directory, broker_id)]
+
+
+def has_replicas(directory: Path, broker_id: int) -> bool:
+    """Return whether the broker has replicas here that are not deleted."""
+    return any(map(_has_replicas, log_dirs(directory, broker_id, MAX_LOG_DIRS)))
+
+
+def remove(directory: Path, broker_id: int) -> None:
+    """Remove the log directories of a broker that does not run. Raises LaunchError."""
+    for path in log_dirs(directory, broker_id, MAX_LOG_DIRS):
+        try:
+            shutil.rmtree(path)
+        except (FileNotFoundError, NotADirectoryError):
+            continue
+        except OSError as error:
+            raise LaunchError(f"{path} cannot be removed: {error.strerror}; remove it yourself") from error
 
 
 def _has_replicas(log_dir: Path) -> bool:

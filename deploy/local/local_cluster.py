@@ -37,7 +37,7 @@ from minibroker.deploy.local import (
     zookeeper,
 )
 from minibroker.deploy.local.broker_process import LOG_LEVEL, HandedOver, StartingBroker
-from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, Leaving, ZooKeeperEntry
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import (
     KILL_TIMEOUT_S,
@@ -297,7 +297,8 @@ class LocalCluster:
     def running(self, options: plan.Options) -> ClusterFile | None:
         """Return the cluster if it runs, or None.
 
-        Waits for an `up` that is under way. Raises LaunchError if only a part runs, or not with these options.
+        Waits for an `up` that is under way. Raises LaunchError if only a part runs, or not with these options; `grow`
+        adds brokers that are missing.
         """
         if self.file_or_none() is None:
             return None
@@ -312,9 +313,11 @@ class LocalCluster:
             self._check_not_running(known)
             return None
         if differences := plan.differences(known, options):
+            fewer = options.brokers is not None and options.brokers < len(known.brokers)
             raise LaunchError(
                 f"the cluster in {self.directory} is running already, but not with {', '.join(differences)} "
-                f"({plan.summary(known)}): stop it with `minibroker down` first, or use another --data"
+                f"({plan.summary(known)}): {'use `minibroker brokers remove ID`, or ' if fewer else ''}stop it with "
+                "`minibroker down` first, or use another --data"
             )
         return known
 
@@ -348,6 +351,53 @@ class LocalCluster:
             (self.directory / name).unlink(missing_ok=True)
         with contextlib.suppress(OSError):  # other files in it are not ours
             self.directory.rmdir()
+
+    # -- growing and shrinking --
+
+    def grow(self, count: int) -> list[int]:
+        """Start brokers beside the others until there are `count`, and return their ids once they serve. No replicas
+        move to them. If any does not start, the cluster is as it was before. Raises LaunchError, LaunchTimedOut."""
+        if count > data_directory.MAX_BROKERS:
+            raise LaunchError(f"{count} brokers are too many: at most {data_directory.MAX_BROKERS} are allowed")
+        with data_directory.naming_a_full_disk(self.directory), cluster_file.locked(self.directory):
+            before = self.file()
+            if count <= len(before.brokers):
+                return []
+            self._check_zookeeper(before)
+            grown = plan.grown(before, count, ports.choose_port)
+            known = {entry.id for entry in before.brokers}
+            added = [entry for entry in grown.brokers if entry.id not in known]
+            plan.check_ports(added, ports.is_free)
+            starting: list[StartingBroker] = []
+            try:
+                for entry in added:
+                    grown, started = self._spawn_broker(grown, entry)
+                    starting.append(started)
+                broker_process.wait_until_ready(starting)
+            except BaseException:
+                processes.end([started.process for started in starting], kill=True, timeout_s=0)
+                cluster_file.save(self.directory, before)
+                raise
+        _in_thread(self._form)
+        return [entry.id for entry in added]
+
+    def mark(self, broker_id: int, leaving: Leaving | None) -> None:
+        """Record that the replicas of a broker move away, for other commands; None: it stays."""
+        with cluster_file.locked(self.directory):
+            known = self.file()
+            changed = msgspec.structs.replace(known.broker(broker_id), leaving=leaving)
+            cluster_file.save(self.directory, known.with_broker(changed))
+
+    def forget(self, broker_id: int) -> None:
+        """Remove a broker that is gone from the cluster, with its directories: its replicas must have moved away.
+        Raises LaunchError."""
+        with cluster_file.locked(self.directory):
+            known = self.file()
+            if is_alive(known.broker(broker_id).process):
+                raise LaunchError(f"broker {broker_id} is running: `minibroker brokers remove {broker_id}` stops it")
+            cluster_file.save(self.directory, known.without_broker(broker_id))
+            injected.file_of(self.directory, broker_id).unlink(missing_ok=True)
+            data_directory.remove(self.directory, broker_id)
 
     # -- one or some --
 
@@ -412,6 +462,12 @@ class LocalCluster:
                 "or use another --data"
             )
 
+    def _check_zookeeper(self, cluster: ClusterFile) -> None:
+        if cluster.zookeeper.process is not None and not is_alive(cluster.zookeeper.process):
+            raise LaunchError(
+                "ZooKeeper is not running: `minibroker start zookeeper` first, or bring all up with `minibroker up`"
+            )
+
     def _signal(self, who: Who, number: signal.Signals, from_states: tuple[ProcessState, ...]) -> list[Member]:
         """Signal the members in one of the states. Raises LaunchError for a single member in another state."""
         members = self.resolve(who, must_exist=number is not signal.SIGCONT)
@@ -443,10 +499,7 @@ class LocalCluster:
         members = self.resolve(who)
         with cluster_file.locked(self.directory):
             cluster = self.file()
-            if cluster.zookeeper.process is not None and not is_alive(cluster.zookeeper.process):
-                raise LaunchError(
-                    "ZooKeeper is not running: `minibroker start zookeeper` first, or bring all up with `minibroker up`"
-                )
+            self._check_zookeeper(cluster)
             gone = [entry for entry in cluster.brokers if entry.id in members and not is_alive(entry.process)]
             if not gone and not isinstance(who, AllBrokers):
                 raise LaunchError(_why_not_started(members[0], self.state_of(members[0])))

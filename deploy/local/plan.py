@@ -5,10 +5,14 @@ Nothing is read or started here: the caller says which brokers have replicas and
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from itertools import count as numbers
+from itertools import islice
 from pathlib import Path
 from types import MappingProxyType
 from typing import Final, NamedTuple
+
+import msgspec
 
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
@@ -16,6 +20,7 @@ from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.who import name_of
 
 DEFAULT_BROKERS = 3
+USUAL_REPLICAS = 3
 DEFAULT_BASE_PORT = 9092
 METRICS_PORT_DISTANCE = 1_000
 OFFSETS_REPLICATION_FACTOR: Final = "offsets.topic.replication.factor"
@@ -53,20 +58,23 @@ def planned(
 ) -> ClusterFile:
     """Return the cluster to run, without processes.
 
-    `with_replicas` are the ids of the brokers that have replicas in `directory`: none of them is left out, not even one
-    of an earlier, larger cluster. Raises LaunchError if the options would leave out replicas or need too many ports.
+    Brokers keep their ids; others get the lowest free ones. `with_replicas` are the ids of the brokers that have
+    replicas in `directory`: none of them is left out, not even one of an earlier, larger cluster. Raises LaunchError if
+    the options would leave out replicas or need too many ports.
     """
     count, base_port, zookeeper_connect, settings, log_dirs, secure, allow_faults = options
-    if count is None:
-        count = max(DEFAULT_BROKERS if before is None else len(before.brokers), *with_replicas, 1)
-    if left_out := [broker_id for broker_id in with_replicas if broker_id > count]:
+    known = [] if before is None else [entry.id for entry in before.brokers]
+    usual = list(islice(_ids(known), len(known) or DEFAULT_BROKERS))
+    ids = sorted({*usual, *with_replicas}) if count is None else sorted(islice(_ids(known), count))
+    if left_out := [broker_id for broker_id in with_replicas if broker_id not in ids]:
+        enough = next(number for number, id in enumerate(_ids(known), 1) if id == left_out[-1])
         raise LaunchError(
             f"--brokers {count} would leave out {', '.join(map(name_of, left_out))}, with replicas in {directory}: "
-            f"leave out --brokers, give {left_out[-1]} or more, or use another --data; to have fewer, first move the "
-            "replicas to other brokers: `minibroker reassign generate`"
+            f"leave out --brokers, give {enough} or more, or use another --data; to have fewer, start them all and use "
+            "`minibroker brokers remove`, which moves the replicas to other brokers"
         )
     if before is not None:
-        base_port = before.brokers[0].port if base_port is None else base_port
+        base_port = before.base_port if base_port is None else base_port
         settings = before.settings if settings is None else settings
         log_dirs = before.log_dirs if log_dirs is None else log_dirs
         secure = before.secure if secure is None else secure
@@ -77,52 +85,86 @@ def planned(
                 f"them: give {before.log_dirs} or more, or use another --data"
             )
     first_port = DEFAULT_BASE_PORT if base_port is None else base_port
-    if first_port + count > 65_536:
-        raise LaunchError(f"{count} brokers from port {first_port} on go past port 65535: use a lower --base-port")
+    _check_last_port(first_port, ids[-1])
     if zookeeper_connect is not None:
         zookeeper = ZooKeeperEntry(zookeeper_connect)
     elif before is not None and before.zookeeper.port is None:
         zookeeper = before.zookeeper
     else:
-        port = choose_port(before.zookeeper.port if before else None, range(first_port, first_port + count))
+        port = choose_port(before.zookeeper.port if before else None, range(first_port, first_port + ids[-1]))
         zookeeper = ZooKeeperEntry(f"{LOOPBACK}:{port}", port)
-    same = before.brokers if before is not None and before.brokers[0].port == first_port else ()
+    same = before.brokers if before is not None and before.base_port == first_port else ()
+    leaving = {} if before is None else {entry.id: entry.leaving for entry in before.brokers}
     return ClusterFile(
         zookeeper=zookeeper,
         brokers=tuple(
-            BrokerEntry(number + 1, first_port + number, metrics_port=metrics_port)
-            for number, metrics_port in enumerate(metrics_ports(first_port, count, same, choose_port))
+            BrokerEntry(id, _port(first_port, id), metrics_port=metrics_port, leaving=leaving.get(id))
+            for id, metrics_port in metrics_ports(first_port, ids, same, choose_port).items()
         ),
         settings=dict(settings or {}),
         log_dirs=log_dirs or 1,
         secure=bool(secure),
         allow_faults=bool(allow_faults),
+        replicas=min(USUAL_REPLICAS, len(ids)),
     )
 
 
-def metrics_ports(first_port: int, count: int, before: Sequence[BrokerEntry], choose_port: ChoosePort) -> list[int]:
+def grown(running: ClusterFile, count: int, choose_port: ChoosePort) -> ClusterFile:
+    """Return the cluster with as many more brokers that it has `count`. Raises LaunchError if that is not possible."""
+    if any(entry.settings for entry in running.brokers):
+        raise LaunchError(
+            "the brokers of this cluster have settings of their own, as those of `minibroker.testing` have: give the "
+            "number of brokers there"
+        )
+    known = [entry.id for entry in running.brokers]
+    ids = list(islice(_ids(known), count))
+    _check_last_port(running.base_port, max(ids))
+    metrics = metrics_ports(running.base_port, ids, running.brokers, choose_port)
+    added = [BrokerEntry(id, _port(running.base_port, id), metrics_port=metrics[id]) for id in ids[len(known) :]]
+    return msgspec.structs.replace(running, brokers=tuple(sorted((*running.brokers, *added), key=lambda one: one.id)))
+
+
+def _ids(known: Sequence[int]) -> Iterator[int]:
+    """Return the ids of brokers in the order in which a growing cluster takes them, without an end."""
+    yield from known
+    yield from (number for number in numbers(1) if number not in known)
+
+
+def _port(first_port: int, broker_id: int) -> int:
+    return first_port + broker_id - 1
+
+
+def _check_last_port(first_port: int, broker_id: int) -> None:
+    if _port(first_port, broker_id) > 65_535:
+        raise LaunchError(f"{broker_id} brokers from port {first_port} on go past port 65535: use a lower --base-port")
+
+
+def metrics_ports(
+    first_port: int, ids: Sequence[int], before: Sequence[BrokerEntry], choose_port: ChoosePort
+) -> dict[int, int]:
     """Return each broker's metrics port: the last time's, which Prometheus's configuration names, else 1000 above the
     broker's own. A broker whose port is taken gets another one; the ports of the other brokers stay."""
-    known = {number: entry.metrics_port for number, entry in enumerate(before) if entry.metrics_port is not None}
-    taken = {*range(first_port, first_port + count), *known.values()}
-    ports: list[int] = []
-    for number in range(count):
-        usual = first_port + METRICS_PORT_DISTANCE + number
-        port = choose_port(known.get(number, None if usual in taken else usual), taken)
-        taken.add(port)
-        ports.append(port)
+    known = {entry.id: entry.metrics_port for entry in before if entry.metrics_port is not None}
+    taken = {*(_port(first_port, id) for id in ids), *known.values()}
+    ports: dict[int, int] = {}
+    for id in ids:
+        usual = _port(first_port, id) + METRICS_PORT_DISTANCE
+        ports[id] = choose_port(known.get(id, None if usual in taken else usual), taken)
+        taken.add(ports[id])
     return ports
 
 
 def differences(running: ClusterFile, options: Options) -> list[str]:
-    """Return the options that the running cluster does not have, as the user would write them."""
+    """Return the options that the running cluster does not have, as the user would write them. It can grow; that it has
+    fewer brokers than asked for is no difference."""
     asked_and_found: tuple[tuple[str, object, object], ...] = (
-        ("--brokers", options.brokers, len(running.brokers)),
-        ("--base-port", options.base_port, running.brokers[0].port),
+        ("--base-port", options.base_port, running.base_port),
         ("--zookeeper", options.zookeeper_connect, running.zookeeper.connect),
         ("--log-dirs", options.log_dirs, running.log_dirs),
     )
     found = [f"{option} {asked}" for option, asked, found in asked_and_found if asked not in (None, found)]
+    if options.brokers is not None and options.brokers < len(running.brokers):
+        found.insert(0, f"--brokers {options.brokers}")
     if options.secure not in (None, running.secure):
         found.append("--secure" if options.secure else "--no-secure")
     if options.allow_faults not in (None, running.allow_faults):
@@ -140,7 +182,7 @@ def summary(cluster: ClusterFile) -> str:
     log_dirs = f", log directories: {cluster.log_dirs} each" if cluster.log_dirs > 1 else ""
     faults = ", faults allowed" if cluster.allow_faults else ""
     return (
-        f"brokers: {len(cluster.brokers)}, base port {cluster.brokers[0].port}, ZooKeeper {cluster.zookeeper.connect}"
+        f"brokers: {len(cluster.brokers)}, base port {cluster.base_port}, ZooKeeper {cluster.zookeeper.connect}"
         f"{log_dirs}{', secured' if cluster.secure else ''}{faults}{settings}"
     )
 
@@ -183,7 +225,7 @@ def protocol_of(cluster: ClusterFile, entry: BrokerEntry) -> str:
 
 
 def usual_replicas(cluster: ClusterFile) -> int:
-    return min(3, len(cluster.brokers))
+    return cluster.replicas or min(USUAL_REPLICAS, len(cluster.brokers))
 
 
 def offsets_replicas(cluster: ClusterFile) -> int:

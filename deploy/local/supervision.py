@@ -7,7 +7,7 @@ from collections.abc import Callable
 
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.local_cluster import LocalCluster
-from minibroker.deploy.local.processes import Process, ProcessState, state_of
+from minibroker.deploy.local.processes import Process, ProcessState, is_alive, state_of
 from minibroker.deploy.local.who import ZOOKEEPER, Member, name_of
 
 _INTERVAL_S = 0.2
@@ -30,9 +30,12 @@ def watch(cluster: LocalCluster, report: Callable[[str], None]) -> None:
 
 
 def changes(before: States, now: States) -> list[str]:
-    """Return a line for every member that was known before and whose process or state has changed."""
-    lines: list[str] = []
+    """Return a line for every member whose process or state has changed, and for those that came and went. `before` is
+    empty at the first look."""
+    lines = [f"{name_of(member)} was removed" for member in before if member not in now]
     for member, (process, state) in now.items():
+        if before and member not in before:
+            lines.append(f"{name_of(member)} was added")
         if member not in before or before[member] == (process, state):
             continue
         old_process, old_state = before[member]
@@ -48,7 +51,10 @@ def changes(before: States, now: States) -> list[str]:
 
 
 def _states(known: ClusterFile) -> States:
-    members: dict[Member, Process | None] = {entry.id: entry.process for entry in known.brokers}
+    # `brokers remove` stops a broker before it forgets it, which is not worth a line of its own.
+    members: dict[Member, Process | None] = {
+        entry.id: entry.process for entry in known.brokers if entry.leaving is None or is_alive(entry.process)
+    }
     if known.zookeeper.port is not None:
         members[ZOOKEEPER] = known.zookeeper.process
     return {member: (process, state_of(process)) for member, process in members.items()}

@@ -50,10 +50,14 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Whether it was not started here: only its registration is known."""
     unanswered_partitions: list[str] = []
     """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait until another broker leads."""
+    leaving: bool = False
+    """Whether `minibroker brokers remove` moves its replicas away."""
 
     def problem(self, is_unknown: bool) -> str | None:
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers."""
         led = f", and leads {some_of(self.unanswered_partitions)}" if self.unanswered_partitions else ""
+        if not self.alive and self.leaving:
+            return f"broker {self.id} is not running and leaves the cluster: `minibroker brokers remove {self.id}`"
         if not self.alive:
             why = "" if self.last_error is None else f" ({self.last_error})"
             return f"broker {self.id} is not running{why}: `minibroker start {self.id}`"
@@ -211,6 +215,7 @@ def status_of_processes(
             metrics_port=entry.metrics_port,
             recovery=recoveries.get(entry.id),
             silent=entry.id in silent,
+            leaving=entry.leaving is not None,
             unanswered_partitions=(
                 _names(view.led_by(entry.id)) if entry.id in silent or states[entry.id] is ProcessState.PAUSED else []
             ),

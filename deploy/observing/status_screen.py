@@ -76,7 +76,7 @@ def _state(broker: BrokerStatus) -> str:
     if broker.recovery is not None:
         return f"recovering: {broker.recovery}"
     state = "paused" if broker.paused else "running" if broker.alive else "not running"
-    return state + (", no answer" if broker.silent else "")
+    return state + (", leaving" if broker.leaving else "") + (", no answer" if broker.silent else "")
 
 
 def problem_lines(found: Status) -> list[str]:

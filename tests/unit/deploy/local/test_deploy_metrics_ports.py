@@ -23,15 +23,16 @@ def chooser(*taken: int) -> ChoosePort:
 
 def test_metrics_stay_where_they_were_and_one_port_that_is_taken_moves_no_other() -> None:
     before = [BrokerEntry(number + 1, 9092 + number, metrics_port=11_000 + number) for number in range(3)]
-    assert metrics_ports(9092, 3, before, chooser()) == [11_000, 11_001, 11_002]
-    assert metrics_ports(9092, 3, before, chooser(11_001)) == [11_000, ANOTHER, 11_002]
-    assert metrics_ports(9092, 4, before, chooser()) == [11_000, 11_001, 11_002, 10_095]
+    assert metrics_ports(9092, [1, 2, 3], before, chooser()) == {1: 11_000, 2: 11_001, 3: 11_002}
+    assert metrics_ports(9092, [1, 2, 3], before, chooser(11_001)) == {1: 11_000, 2: ANOTHER, 3: 11_002}
+    assert metrics_ports(9092, [1, 2, 3, 4], before, chooser()) == {1: 11_000, 2: 11_001, 3: 11_002, 4: 10_095}
+    assert metrics_ports(9092, [1, 3], before, chooser()) == {1: 11_000, 3: 11_002}, "broker 2 was removed"
 
 
 def test_new_metrics_ports_are_1000_above_the_brokers_unless_one_is_taken() -> None:
-    assert metrics_ports(9092, 3, (), chooser(10_093)) == [10_092, ANOTHER, 10_094]
+    assert metrics_ports(9092, [1, 2, 3], (), chooser(10_093)) == {1: 10_092, 2: ANOTHER, 3: 10_094}
     before = [BrokerEntry(1, 9092, metrics_port=10_093)]
-    assert metrics_ports(9092, 2, before, chooser()) == [10_093, ANOTHER]
+    assert metrics_ports(9092, [1, 2], before, chooser()) == {1: 10_093, 2: ANOTHER}
 
 
 def test_a_port_is_chosen_if_it_is_free_and_the_kernel_does_not_give_it_away() -> None:

@@ -29,3 +29,10 @@ def test_zookeeper_is_called_by_its_name() -> None:
     before: States = {"zookeeper": (OLD, ProcessState.RUNNING)}
     now: States = {"zookeeper": (OLD, ProcessState.GONE)}
     assert changes(before, now) == ["ZooKeeper is gone: `minibroker start zookeeper` starts it again"]
+
+
+def test_members_that_come_and_go_are_named() -> None:
+    one: States = {1: (OLD, ProcessState.RUNNING)}
+    two: States = {1: (OLD, ProcessState.RUNNING), 4: (NEW, ProcessState.RUNNING)}
+    assert changes(one, two) == ["broker 4 was added"]
+    assert changes(two, one) == ["broker 4 was removed"]
