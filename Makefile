@@ -189,9 +189,9 @@ image:
 spark-image:
 	deploy/make-images.sh spark
 
-# Containers on a docker engine, killed, paused and disconnected under load.
+# Containers on a docker engine, killed, paused and disconnected under load, and by scenario files.
 compose-test: setup image
-	$(BIN)/pytest -s tests/compose/test_containers.py
+	$(BIN)/pytest -s tests/compose/test_containers.py tests/compose/test_scenarios_on_containers.py
 
 # The same with Spark in containers, whose image is 1.2 GB.
 spark-compose-test: setup image spark-image

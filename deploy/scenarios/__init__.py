@@ -1,1 +1,1 @@
-"""Scenario files: a cluster, its clients, faults, and the promises to check, run on virtual time or on processes."""
+"""Scenario files: a cluster, its clients, faults, and the promises to check, run on virtual time, processes or containers."""

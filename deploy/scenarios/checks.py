@@ -5,12 +5,12 @@ from __future__ import annotations
 import asyncio
 
 from minibroker.deploy.scenarios.director import Outcome
-from minibroker.deploy.scenarios.live import play_on
 from minibroker.deploy.scenarios.model import Scenario
 from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.report import report
 from minibroker.deploy.scenarios.stage import cluster_settings
-from minibroker.deploy.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios.stages.live import play_on
+from minibroker.deploy.scenarios.stages.virtual import play_virtual
 from minibroker.deploy.testing.cluster import LocalCluster, SyncLocalCluster
 
 

@@ -48,19 +48,25 @@ def run_scenario(
     file: FileArgument,
     virtual: Annotated[bool, typer.Option("--virtual", help="On virtual time, in one process. The default.")] = False,
     live: Annotated[bool, typer.Option("--live", help="On processes of this machine, started and removed.")] = False,
+    containers: Annotated[
+        bool, typer.Option("--containers", help="On containers, started and removed. `make image` builds their images.")
+    ] = False,
     seeds: Annotated[
         int, typer.Option(min=1, max=MOST_SEEDS, help="On virtual time: how many seeds, each another run.")
     ] = 1,
     first_seed: Annotated[int, typer.Option(min=1, help="The first seed; the same seed repeats a run.")] = 1,
     format: FormatOption = Format.TABLE,
 ) -> None:
-    """Run a scenario and report which promises were kept. With --virtual and --live, both run and are compared.
+    """Run a scenario and report which promises were kept. With several of --virtual, --live and --containers, all run
+    and are compared.
 
     Exits with 1 if a promise was broken."""
     scenario = shelf.load(file)
-    if live and not virtual and seeds > 1:
-        raise UsageError(f"--seeds {seeds}: processes have no seed; leave --live or --seeds out, or add --virtual")
-    for runner, chosen in (("live", live), ("virtual", virtual or not live)):
+    virtual = virtual or not (live or containers)
+    if not virtual and seeds > 1:
+        option, noun = ("--live", "processes") if live else ("--containers", "containers")
+        raise UsageError(f"--seeds {seeds}: {noun} have no seed; leave {option} or --seeds out, or add --virtual")
+    for runner, chosen in (("live", live), ("containers", containers), ("virtual", virtual)):
         if chosen:
             scenario.check_runner(runner)
     if scenario.is_undisturbed:
@@ -69,10 +75,12 @@ def run_scenario(
             f"warning: {scenario.path}: no step does anything, so this run breaks nothing: add [[steps]] with {example}"
         )
     outcomes: list[Outcome] = []
-    if virtual or not live:
+    if virtual:
         outcomes += _on_virtual_time(scenario, range(first_seed, first_seed + seeds))
     if live:
         outcomes.append(_on_processes(scenario))
+    if containers:
+        outcomes.append(_on_containers(scenario))
     if format is Format.JSON:
         print_json(
             {"scenario": scenario.name, "kept": all(o.kept for o in outcomes), "runs": msgspec.to_builtins(outcomes)}
@@ -96,10 +104,17 @@ def _on_virtual_time(scenario: Scenario, seeds: range) -> list[Outcome]:
 
 
 def _on_processes(scenario: Scenario) -> Outcome:
-    from minibroker.deploy.scenarios.live import play_live
+    from minibroker.deploy.scenarios.stages.live import play_live
 
     note("starting ZooKeeper and brokers ...")
     return run(play_live(scenario))
+
+
+def _on_containers(scenario: Scenario) -> Outcome:
+    from minibroker.deploy.scenarios.stages.containers import play_containers
+
+    note("starting containers ...")
+    return run(play_containers(scenario))
 
 
 @app.command("list")

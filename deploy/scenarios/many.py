@@ -10,7 +10,7 @@ from concurrent.futures import ProcessPoolExecutor
 from minibroker.deploy.scenarios.director import Outcome
 from minibroker.deploy.scenarios.model import Scenario
 from minibroker.deploy.scenarios.reading import read_scenario
-from minibroker.deploy.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios.stages.virtual import play_virtual
 
 _SEEDS_AT_ONCE = 4
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import NamedTuple
 
-from minibroker.deploy.scenarios.document import ScenarioError
+from minibroker.deploy.scenarios.document import ScenarioError, lines_of
 from minibroker.deploy.scenarios.words import Action, Event, runners_of
 
 SETTINGS = {
@@ -14,6 +14,14 @@ SETTINGS = {
     "group.initial.rebalance.delay.ms": "0",
 }
 """Settings of every cluster, unless the file has others: few internal partitions, and groups that form at once."""
+
+MOST_CONTAINERS = 3
+"""The brokers of deploy/docker-compose.yml."""
+_CANNOT_BE_DONE = {
+    "virtual": "cannot be done on virtual time",
+    "live": "cannot be done on live processes",
+    "containers": "cannot be done on containers, which can be killed, stopped, started, paused and isolated",
+}
 
 
 class Topic(NamedTuple):
@@ -98,12 +106,18 @@ class Scenario(NamedTuple):
 
     def check_runner(self, runner: str) -> None:
         """Raises ScenarioError for the first sentence that this runner does not know."""
+        if runner == "containers" and self.brokers > MOST_CONTAINERS:
+            line = lines_of(self.source).get(("cluster", "brokers"), 1)
+            raise ScenarioError(
+                f"{self.path}:{line}: brokers = {self.brokers}: docker-compose.yml has {MOST_CONTAINERS} brokers: give "
+                f"{MOST_CONTAINERS} or fewer, or run it with --virtual or --live"
+            )
         for step in self.steps:
             sentences: list[Action | Event] = [*step.actions, *([] if step.when is None else [step.when])]
             for sentence in sentences:
                 known = runners_of(sentence)
                 if runner not in known:
                     raise ScenarioError(
-                        f'{self.path}:{step.line}: "{sentence.text}" cannot be done on {runner} processes: '
-                        f"run it with --{known[0]}"
+                        f'{self.path}:{step.line}: "{sentence.text}" {_CANNOT_BE_DONE[runner]}: '
+                        f"run it with {' or '.join(f'--{name}' for name in known)}"
                     )

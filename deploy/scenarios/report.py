@@ -66,7 +66,7 @@ def _spread(values: Sequence[float]) -> str:
 def _agreement(runners: Sequence[str], outcomes: Sequence[Outcome]) -> str:
     verdicts = {runner: all(outcome.kept for outcome in outcomes if outcome.runner == runner) for runner in runners}
     if len(set(verdicts.values())) == 1:
-        return f"{' and '.join(runners)} agree"
+        return f"{', '.join(runners[:-1])} and {runners[-1]} agree"
     return "they disagree: " + ", ".join(
         f"{runner} {'kept' if kept else 'BROKEN'}" for runner, kept in verdicts.items()
     )

@@ -63,7 +63,7 @@ class Form(NamedTuple):
 
     sentence: str
     meaning: str
-    runners: tuple[str, ...] = ("virtual", "live")
+    runners: tuple[str, ...] = ("virtual", "live", "containers")
     """The runners that can do it."""
 
     @property
@@ -73,6 +73,8 @@ class Form(NamedTuple):
 
 
 _VIRTUAL = ("virtual",)
+_INJECTED = ("virtual", "live")
+"""Faults that brokers inject into themselves, which those in containers are not started for."""
 
 ACTIONS = (
     Form("kill WHO", "SIGKILL. Written data survives."),
@@ -82,24 +84,32 @@ ACTIONS = (
     Form("resume WHO", "SIGCONT."),
     Form("restart all in turn", "Stop and start each broker, and wait until its replicas are in sync."),
     Form("isolate WHO", "Cut a broker off from all others, from ZooKeeper and from clients."),
-    Form("cut WHO from OTHER", "Drop packets between two brokers, or between a broker and zookeeper."),
-    Form("cut packets from WHO to OTHER", "Drop the packets that one broker sends to another one."),
-    Form("drop connections of WHO", "Break all connections of a broker, except those to zookeeper, once."),
+    Form("cut WHO from OTHER", "Drop packets between two brokers, or between a broker and zookeeper.", _INJECTED),
+    Form("cut packets from WHO to OTHER", "Drop the packets that one broker sends to another one.", _INJECTED),
+    Form(
+        "drop connections of WHO",
+        "Break all connections of a broker, except those to zookeeper, once.",
+        _INJECTED,
+    ),
     Form("heal", "End every isolate, cut, slow, fill and break, and set clocks right."),
     Form("power-cut WHO", "The host loses its power, and data that was not synced.", _VIRTUAL),
     Form("expire WHO", "End the broker's ZooKeeper session.", _VIRTUAL),
-    Form("slow network by TIME", "Each packet takes this long; live, each packet that a broker sends."),
-    Form("slow disk of WHO by TIME", "Each fdatasync takes this long."),
-    Form("fill disk of WHO", "No file of the broker can grow."),
-    Form("break disk of WHO", "Each call of the log directory fails with EIO."),
-    Form("mend disk of WHO", "Undo slow, fill and break. Start the broker if it has ended."),
-    Form("move clock of WHO by TIME", "Its wall clock jumps forward."),
+    Form(
+        "slow network by TIME",
+        "Each packet takes this long; live, each packet that a broker sends.",
+        _INJECTED,
+    ),
+    Form("slow disk of WHO by TIME", "Each fdatasync takes this long.", _INJECTED),
+    Form("fill disk of WHO", "No file of the broker can grow.", _INJECTED),
+    Form("break disk of WHO", "Each call of the log directory fails with EIO.", _INJECTED),
+    Form("mend disk of WHO", "Undo slow, fill and break. Start the broker if it has ended.", _INJECTED),
+    Form("move clock of WHO by TIME", "Its wall clock jumps forward.", _INJECTED),
     Form("set TOPIC SETTING", "Change a setting of a topic, as NAME=VALUE."),
     Form("elect PARTITION unclean", "Elect a leader without in-sync replicas. Records may be lost."),
     Form("elect preferred", "Let the first replica of each partition lead, if it is in sync."),
     Form("reassign PARTITION to BROKERS", "Move a partition, as in 2,3,1."),
     Form("start client CLIENT", 'Start a client that has starts = "later", or one that was killed.'),
-    Form("kill client CLIENT", "The client's process ends without goodbye."),
+    Form("kill client CLIENT", "The client's process ends without goodbye.", _VIRTUAL),
 )
 
 EVENTS = (

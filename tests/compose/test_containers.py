@@ -15,9 +15,10 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
+from minibroker.deploy.scenarios.stages.compose import BROKERS, run
 from minibroker.deploy.trials.trial import Trial, longest_gap
 from minibroker.protocol.model import TopicPartition
-from tests.compose.containers import BROKERS, PROJECT, SERVICES, Containers, is_whole, run, wait_until
+from tests.compose.containers import PROJECT, SERVICES, Containers, is_whole, wait_until
 
 PARTITIONS = 3
 PATIENCE_S = 120.0

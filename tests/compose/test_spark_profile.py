@@ -17,7 +17,8 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from tests.compose.containers import BROKERS, Containers, run, wait_until
+from minibroker.deploy.scenarios.stages.compose import BROKERS, run
+from tests.compose.containers import Containers, wait_until
 
 TOPIC = "orders"
 """The topic that the profile ingests without INGEST_TOPICS."""

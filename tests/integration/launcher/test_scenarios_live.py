@@ -15,10 +15,10 @@ from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.who import AllBrokers, BrokerId
 from minibroker.deploy.scenarios import shelf
 from minibroker.deploy.scenarios.export import exported
-from minibroker.deploy.scenarios.live import play_live
 from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.record import record
 from minibroker.deploy.scenarios.report import report
+from minibroker.deploy.scenarios.stages.live import play_live
 
 pytestmark = pytest.mark.slow
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 
 from minibroker.deploy.scenarios import shelf
-from minibroker.deploy.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios.stages.virtual import play_virtual
 from tests.simulation.mutants import planted
 
 pytestmark = pytest.mark.slow

@@ -7,7 +7,7 @@ import pytest
 from minibroker.deploy.scenarios import shelf
 from minibroker.deploy.scenarios.reading import read_scenario
 from minibroker.deploy.scenarios.report import report
-from minibroker.deploy.scenarios.virtual import play_virtual
+from minibroker.deploy.scenarios.stages.virtual import play_virtual
 
 FEW = (
     "acks-all-waits",

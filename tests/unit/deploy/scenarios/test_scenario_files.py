@@ -160,6 +160,10 @@ def test_a_sentence_that_a_runner_does_not_know_is_told_before_anything_runs() -
     scenario.check_runner("virtual")
     with pytest.raises(ScenarioError, match="x.toml:14: .power-cut leader:orders-0. cannot be done on live processes"):
         scenario.check_runner("live")
+    with pytest.raises(ScenarioError, match="isolated: run it with --virtual or --live$"):
+        read(GOOD.replace("kill leader", "fill disk of leader")).check_runner("containers")
+    with pytest.raises(ScenarioError, match="x.toml:8: brokers = 4: docker-compose.yml has 3 brokers: give 3 or fewer"):
+        read(GOOD.replace("[[topics]]", "[cluster]\nbrokers = 4\n\n[[topics]]")).check_runner("containers")
 
 
 def test_a_scenario_in_which_no_step_does_anything_is_known() -> None:
