@@ -1,1 +1,1 @@
-"""Scenario files: a cluster, its clients, faults, and the promises to check, run on virtual time, processes or containers."""
+"""Scenario files: a cluster, its clients, faults, and the promises to check, run on virtual time or for real."""

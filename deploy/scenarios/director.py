@@ -226,8 +226,16 @@ class _Play:
         ]
 
     async def _drain(self) -> dict[TopicPartition, list[Read]]:
-        """Wait until consumers have everything, end them, and read all topics."""
+        """Wait until producers have ended and consumers have everything, end them, and read all topics."""
         scenario, stage, ledger = self._scenario, self._stage, self._ledger
+
+        async def have_ended() -> bool:
+            return not ledger.writers
+
+        longest_s = max(client.delivery_timeout_s for client in scenario.clients)
+        writers = ", ".join(sorted(ledger.writers))
+        late = f"the producers {writers} have not ended {seconds(longest_s + _DRAINED_WITHIN_S)} after the last step"
+        await self._until(have_ended, longest_s + _DRAINED_WITHIN_S, late)
         deadline_s = stage.now_s() + _DRAINED_WITHIN_S
 
         async def read(world: World | None) -> dict[TopicPartition, list[Read]]:

@@ -58,6 +58,8 @@ class Ledger:
         """Clients that ended by an error that they should not have."""
         self.producing = True
         """False: producers finish what they have begun, and end."""
+        self.writers: set[str] = set()
+        """Producers that have not ended. An acknowledgement after the final reading has begun may miss in it."""
         self.running = True
         """False: consumers end, too."""
         self._owners: dict[tuple[str, TopicPartition], str] = {}
@@ -93,6 +95,7 @@ class Ledger:
                 self._unowned_since_s[group, partition] = now_s
 
     def died(self, member: str, now_s: float) -> None:
+        self.writers.discard(member)
         for (group, partition), owner in list(self._owners.items()):
             if owner == member:
                 self.gave_up(group, member, [partition], now_s)

@@ -52,6 +52,8 @@ def error_name(error: BaseException) -> str:
 
 async def run_client(client: Client, member: str, place: Surroundings, ledger: Ledger) -> None:
     """Run the program until the ledger ends it. An error that ends it is noted."""
+    if client.produces is not None and client.consumes is None:
+        ledger.writers.add(member)
     try:
         if client.produces is not None and client.consumes is not None:
             await _process(client, place, ledger)
@@ -66,6 +68,8 @@ async def run_client(client: Client, member: str, place: Surroundings, ledger: L
     except MinibrokerError as error:
         if ledger.running:
             ledger.crashed.append(f"{member}: {type(error).__name__}: {error}")
+    finally:
+        ledger.writers.discard(member)
 
 
 def _numbers(client: Client, ledger: Ledger) -> Iterator[int]:

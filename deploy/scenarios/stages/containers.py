@@ -11,17 +11,18 @@ import json
 import secrets
 import tempfile
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from pathlib import Path
 
 from minibroker.deploy.errors import LaunchTimedOut
 from minibroker.deploy.local.who import Member
+from minibroker.deploy.observing.cluster_view import ask_cluster
 from minibroker.deploy.scenarios.director import Outcome, play
 from minibroker.deploy.scenarios.model import Scenario
 from minibroker.deploy.scenarios.stage import cluster_settings
 from minibroker.deploy.scenarios.stages import compose
 from minibroker.deploy.scenarios.stages.compose import ZOOKEEPER, Containers, service_of
-from minibroker.deploy.scenarios.stages.real import RealStage
+from minibroker.deploy.scenarios.stages.real import ASK_TIMEOUT_S, RealStage
 from minibroker.deploy.scenarios.words import Action
 
 PROJECT = "minibroker-scenario"
@@ -74,12 +75,19 @@ class ContainerStage(RealStage):
         self._isolated: set[str] = set()
 
     async def start(self) -> None:
-        """Return once every broker is registered and there is a controller. Raises LaunchError, LaunchTimedOut."""
+        """Return once every broker serves. Raises LaunchError, LaunchTimedOut."""
         await asyncio.to_thread(self._containers.up, ZOOKEEPER, *map(service_of, self.broker_ids))
+        await self._serves(self.broker_ids)
+
+    async def _serves(self, brokers: Collection[int]) -> None:
+        """Wait until these brokers answer and are registered, and there is a controller, as one that is started on a
+        machine. Raises LaunchTimedOut."""
+        addresses = {self._addresses[broker_id - 1] for broker_id in brokers}
         deadline_s = time.monotonic() + _UP_WITHIN_S
         while True:
-            picture = await self.picture()
-            if picture.controller is not None and picture.brokers >= set(self.broker_ids):
+            view = await ask_cluster(self._addresses, ASK_TIMEOUT_S)
+            knows = view.answered - view.uninformed
+            if view.controller_id is not None and view.brokers.keys() >= set(brokers) and addresses <= knows:
                 return
             if time.monotonic() > deadline_s:
                 logs = "\n".join((await asyncio.to_thread(self._containers.logs)).splitlines()[-20:])
@@ -92,6 +100,8 @@ class ContainerStage(RealStage):
             return
         services = [ZOOKEEPER if isinstance(member, str) else service_of(member) for member in members]
         await asyncio.gather(*(asyncio.to_thread(self._act_on, action.verb, service) for service in services))
+        if action.verb == "start":
+            await self._serves([member for member in members if isinstance(member, int)])
 
     def _act_on(self, verb: str, service: str) -> None:
         containers = self._containers

@@ -19,7 +19,7 @@ from minibroker.protocol.world import World
 
 T = TypeVar("T")
 
-_ASK_TIMEOUT_S = 0.5
+ASK_TIMEOUT_S = 0.5
 """A paused broker does not answer, and each picture would wait for it."""
 
 
@@ -40,7 +40,7 @@ class RealStage:
         return []
 
     async def picture(self) -> Picture:
-        view = await ask_cluster(self._addresses, _ASK_TIMEOUT_S)
+        view = await ask_cluster(self._addresses, ASK_TIMEOUT_S)
         partitions = {
             partition: State(
                 None if state.leader_id == NO_LEADER else state.leader_id,

@@ -60,3 +60,26 @@ def test_an_event_that_does_not_come_is_a_broken_promise_with_its_line() -> None
     [promise] = outcome.promises
     assert not promise.kept
     assert '"orders-0 has no leader" did not come within 3.0 s' in promise.measured
+
+
+SLOW_TO_THE_END = """
+name = "Acknowledgements are slow to the end"
+[[topics]]
+name = "orders"
+configs = { durability = "synced" }
+[[clients]]
+name = "shop"
+produces = "orders"
+[[steps]]
+at = "1 s"
+do = "slow disk of all by 500 ms"
+[end]
+after = "1 s"
+heal = false
+"""
+
+
+def test_each_record_is_acknowledged_or_refused_before_the_final_reading() -> None:
+    outcome = play_virtual(read_scenario(SLOW_TO_THE_END, "slow.toml"))
+    assert outcome.kept
+    assert outcome.sent == outcome.acknowledged > 50
