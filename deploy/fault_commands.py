@@ -18,7 +18,8 @@ from minibroker.deploy.local.who import AllBrokers, Member, Who, name_of
 from minibroker.deploy.scenarios.words import parse_time
 
 app = typer.Typer(
-    help="Break the disk, network or clock of a broker that `minibroker up --allow-faults` has started, without root.",
+    help="Without root: break the disk, network or clock of a broker of `minibroker up --allow-faults`, or move a "
+    "coordinator.",
     no_args_is_help=True,
 )
 
@@ -165,6 +166,16 @@ def move_clock(
     sentence = None if back else f"move clock of {WHO} by {time.strip()}"
     rest = time + _options(("--back", back))
     _fault("move-clock", lambda found: cluster.move_clock(found, by_s), who, format, data, sentence, rest=rest)
+
+
+@app.command("move-coordinator")
+def move_coordinator(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
+    """Let another broker coordinate a group or a transactional id, while all brokers run on.
+
+    WHO is coordinator:GROUP or transactions:ID. Prints the former coordinator and the new one. The order of the
+    replicas of the coordinator's partition changes, and its first replica is elected."""
+    # A recorded scenario has no groups and no transactional ids.
+    _fault("move-coordinator", FaultyCluster(data).move_coordinator, who, format, data, None)
 
 
 def heal(

@@ -10,14 +10,18 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from functools import partial
 
+from minibroker.client.admin import Admin
+from minibroker.client.security import Security
 from minibroker.deploy.errors import LaunchError, hidden_from_pytest
-from minibroker.deploy.local import cluster_file, data_directory, injected
+from minibroker.deploy.local import cluster_file, data_directory, injected, resolution, secured
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import KILL_TIMEOUT_S, ProcessState, wait_until
-from minibroker.deploy.local.who import ZOOKEEPER, BrokerId, Member, Who, ZooKeeperServer
+from minibroker.deploy.local.who import ZOOKEEPER, BrokerId, Coordinated, Member, Who, ZooKeeperServer
+from minibroker.deploy.moving import lead_by_first, order_after_move
 from minibroker.deploy.observing.cluster_view import ask_offline_log_dirs
 from minibroker.protocol import faults
 from minibroker.protocol.faults import Faults
+from minibroker.protocol.model import TopicPartition
 
 __tracebackhide__ = hidden_from_pytest
 
@@ -103,6 +107,28 @@ class FaultyCluster(LocalCluster):
         if abs(by_ms) > faults.MAX_CLOCK_OFFSET_MS:
             raise LaunchError(f"a clock that jumps by {by_s:g} s: give at most ten years, forward or backward")
         return self._inject(who, lambda _, found: faults.clock_moved(found, by_ms))
+
+    def move_coordinator(self, who: Who) -> list[Member]:
+        """Let another broker lead the partition of the internal topic, and so coordinate the group or the transactional
+        id. All brokers run on, and need not have been started with `allow_faults`. Returns the former coordinator and
+        the new one."""
+        if not isinstance(who, Coordinated):
+            raise LaunchError(
+                "only coordinators move: give coordinator:GROUP or transactions:ID; `minibroker elect` and `minibroker "
+                "reassign` move other leaders"
+            )
+        [former] = self.resolve(who, must_exist=True)
+        view = self.view()
+        partition = resolution.coordinated_in(who, view)
+        state = view.partitions[partition]
+        order = order_after_move(partition, state.replica_nodes, state.isr_nodes, int(former))
+        asyncio.run(self._lead_by_first(partition, order))
+        return [former, order[0]]
+
+    async def _lead_by_first(self, partition: TopicPartition, order: list[int]) -> None:
+        security: Security = secured.credentials(self.directory) if self.file().secure else {}
+        async with Admin(self.bootstrap(), **security) as admin:
+            await lead_by_first(admin, partition, order)
 
     def _pairs(self, who: Who, other: Who) -> list[tuple[Member, Member]]:
         """Raises LaunchError if there are none."""

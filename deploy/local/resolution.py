@@ -106,10 +106,20 @@ def _coordinated(view: ClusterView, topic: str, key: str, sought: str, without: 
     """Return the partition whose leader coordinates the key. Raises LaunchError, `without` the topic by this text."""
     # FindCoordinator would create the topic, and the answer of a single broker may be old.
     _check_known(view, f"the coordinator of {sought}")
-    partitions = sum(name.topic == topic for name in view.partitions)
-    if not partitions:
+    if not any(name.topic == topic for name in view.partitions):
         raise LaunchError(f"{without}; see `minibroker status`")
-    return TopicPartition(topic, internal_partition(key, partitions))
+    return _of_key(topic, key, view)
+
+
+def coordinated_in(who: Coordinated, view: ClusterView) -> TopicPartition:
+    """Return the partition whose leader coordinates. `elected` has found that leader in this view or an earlier one."""
+    if isinstance(who, CoordinatorOf):
+        return _of_key(OFFSETS_TOPIC, who.group, view)
+    return _of_key(TRANSACTIONS_TOPIC, who.transactional_id, view)
+
+
+def _of_key(topic: str, key: str, view: ClusterView) -> TopicPartition:
+    return TopicPartition(topic, internal_partition(key, sum(name.topic == topic for name in view.partitions)))
 
 
 def no_such_name(who: Coordinated, names: Sequence[str]) -> LaunchError:

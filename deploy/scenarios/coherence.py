@@ -14,6 +14,7 @@ from minibroker.deploy.local.broker_process import OWN_SETTINGS
 from minibroker.deploy.local.who import (
     AllBrokers,
     BrokerId,
+    Coordinated,
     CoordinatorOf,
     Elected,
     FollowerOf,
@@ -155,6 +156,9 @@ class _World:
                 "a leader, follower, coordinator or controller is running already: give a broker id, all, zookeeper or "
                 "a name",
             )
+        if action.verb == "move to another broker" and not isinstance(targets[0], Coordinated):
+            rule = "only coordinators move: give coordinator:GROUP or transactions:ID"
+            raise self._error(place, f"{rule}; reassign and elect preferred move other leaders")
         if "other" in action.words:
             self._check_cut(place, words["who"], words["other"], targets)
         if "client" in words:

@@ -11,11 +11,12 @@ import msgspec
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.administering.topics import NewTopic
-from minibroker.deploy.local.who import Member, name_of
+from minibroker.deploy.local.who import Coordinated, Member, name_of
+from minibroker.deploy.moving import lead_by_first, order_after_move
 from minibroker.deploy.scenarios.ledger import Ledger, Promise, Read, judge, measure, seconds
 from minibroker.deploy.scenarios.model import Client, Scenario, Step
 from minibroker.deploy.scenarios.programs import read_all
-from minibroker.deploy.scenarios.stage import NoSuchMember, Picture, Stage, resolve
+from minibroker.deploy.scenarios.stage import NoSuchMember, Picture, Stage, coordinated_in, resolve
 from minibroker.deploy.scenarios.words import FAULTS, Action, Event, parse_partition
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -351,6 +352,8 @@ class _Play:
                     members += resolve(action.who("other"), picture, stage.broker_ids, self._names)
                     if members[0] == members[1]:
                         raise NoSuchMember(f"both are {name_of(members[0])} now, which cannot be cut from itself")
+            if action.verb == "move to another broker":
+                return await self._move(action, members)
             by_id = action.words.get("who", "").isdecimal()
             shown = f" ({', '.join(map(name_of, members))})" if members and not by_id else ""
             self._happens(f"{action.text}{shown}")
@@ -358,6 +361,22 @@ class _Play:
             return members
         except (NoSuchMember, MinibrokerError) as error:
             raise self._missed(step, f'"{action.text}" cannot be done: {error}') from None
+
+    async def _move(self, action: Action, members: list[Member]) -> list[Member]:
+        who, picture, [former] = action.who(), await self._stage.picture(), members
+        assert isinstance(who, Coordinated)
+        assert isinstance(former, int)
+        partition = coordinated_in(who, picture)
+        state = picture.partitions[partition]
+        order = order_after_move(partition, state.replicas, state.isr, former)
+        self._happens(f"{action.text} (from {name_of(former)} to {name_of(order[0])})")
+
+        async def move(world: World | None) -> None:
+            async with Admin(self._stage.bootstrap, world=world) as admin:
+                await lead_by_first(admin, partition, order)
+
+        await self._stage.run(move)
+        return members
 
     async def _administer(self, action: Action) -> None:
         words = action.words

@@ -9,6 +9,7 @@ from minibroker.deploy.local.who import (
     AllBrokers,
     BrokerId,
     Controller,
+    Coordinated,
     CoordinatorOf,
     FollowerOf,
     LeaderOf,
@@ -111,10 +112,8 @@ def resolve(target: Target, picture: Picture, brokers: Sequence[int], names: Map
             return [next(broker for broker in brokers if broker != picture.controller)]
         case LeaderOf(partition):
             return [_leader(picture, partition)]
-        case CoordinatorOf(group):
-            return [_leader(picture, _internal(picture, OFFSETS_TOPIC, group))]
-        case TransactionsOf(transactional_id):
-            return [_leader(picture, _internal(picture, TRANSACTIONS_TOPIC, transactional_id))]
+        case CoordinatorOf() | TransactionsOf():
+            return [_leader(picture, coordinated_in(target, picture))]
         case FollowerOf(partition):
             state = _state(picture, partition)
             followers = [broker for broker in state.replicas if broker != state.leader and broker in state.isr]
@@ -135,6 +134,13 @@ def _leader(picture: Picture, partition: TopicPartition) -> int:
         raise NoSuchMember(f"{partition} has no leader now: wait with when before this step")
     assert leader is not None
     return leader
+
+
+def coordinated_in(who: Coordinated, picture: Picture) -> TopicPartition:
+    """Return the partition whose leader coordinates. Raises NoSuchMember."""
+    if isinstance(who, CoordinatorOf):
+        return _internal(picture, OFFSETS_TOPIC, who.group)
+    return _internal(picture, TRANSACTIONS_TOPIC, who.transactional_id)
 
 
 def _internal(picture: Picture, topic: str, key: str) -> TopicPartition:

@@ -107,6 +107,9 @@ ACTIONS = (
     Form("set TOPIC SETTING", "Change a setting of a topic, as NAME=VALUE."),
     Form("elect PARTITION unclean", "Elect a leader without in-sync replicas. Records may be lost."),
     Form("elect preferred", "Let the first replica of each partition lead, if it is in sync."),
+    Form(
+        "move WHO to another broker", "Another broker in sync coordinates. WHO is coordinator:GROUP or transactions:ID."
+    ),
     Form("reassign PARTITION to BROKERS", "Move a partition, as in 2,3,1."),
     Form("start client CLIENT", 'Start a client that has starts = "later", or one that was killed.'),
     Form("kill client CLIENT", "The client's process ends without goodbye.", _VIRTUAL),
@@ -142,6 +145,7 @@ _PLACES = {
 FAULTS = frozenset(
     {"kill", "stop", "pause", "restart all in turn", "isolate", "cut from", "power-cut", "expire", "slow disk of by"}
     | {"fill disk of", "break disk of", "slow network by", "cut packets from to", "drop connections of"}
+    | {"move to another broker"}
 )
 """The verbs after which a leader or controller counts as new."""
 

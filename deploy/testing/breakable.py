@@ -75,6 +75,11 @@ class Breakable(Blocking):
         go by another clock, as on any machine. `heal` sets it right, which is a jump as well."""
         return self._injected("move_clock", who, lambda launcher: launcher.move_clock(parse_who(str(who)), by_s))
 
+    def move_coordinator(self, who: int | str) -> list[Member]:
+        """Let another broker coordinate a group or a transactional id, while all brokers run on. WHO is
+        `"coordinator:GROUP"` or `"transactions:ID"`. Returns the former coordinator and the new one."""
+        return self._injected("move_coordinator", who, lambda launcher: launcher.move_coordinator(parse_who(str(who))))
+
     def mend_disk(self, who: int | str) -> list[Member]:
         """End the faults of the broker's disk, and start the broker if it has ended for them."""
         return self._injected("mend_disk", who, lambda launcher: launcher.mend_disk(parse_who(str(who))))

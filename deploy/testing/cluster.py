@@ -590,6 +590,7 @@ class LocalCluster(Asynchronous):
     slow_network = _in_threads(SyncLocalCluster.slow_network)
     drop_connections = _in_threads(SyncLocalCluster.drop_connections)
     move_clock = _in_threads(SyncLocalCluster.move_clock)
+    move_coordinator = _in_threads(SyncLocalCluster.move_coordinator)
     fill_disk = _in_threads(SyncLocalCluster.fill_disk)
     break_disk = _in_threads(SyncLocalCluster.break_disk)
     slow_disk = _in_threads(SyncLocalCluster.slow_disk)

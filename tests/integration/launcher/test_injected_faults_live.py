@@ -57,6 +57,28 @@ def is_gone(cluster: SyncLocalCluster, broker_id: object) -> bool:
     return launcher(cluster).state_of(broker_id) is ProcessState.GONE
 
 
+def test_a_coordinator_moves_while_all_brokers_run(cluster: SyncLocalCluster, tmp_path: Path) -> None:
+    with sync.Producer(cluster.bootstrap_servers, transactional_id="mover") as producer:
+        with producer.transaction():
+            producer.send("orders", b"before")
+        with sync.Consumer(cluster.bootstrap_servers, topics=["orders"], group="moved") as consumer:
+            until_true(lambda: any(r.value == b"before" for r in consumer.poll(timeout_ms=200)), 30)
+            consumer.commit()
+            for who in ("coordinator:moved", "transactions:mover"):
+                former, now = cluster.move_coordinator(who)
+                assert former != now
+                assert cluster.find(who) == [now]
+            with producer.transaction():
+                producer.send("orders", b"after")
+            until_true(lambda: any(r.value == b"after" for r in consumer.poll(timeout_ms=200)), 30)
+            consumer.commit()
+    assert not FaultyCluster(cluster.directory).faults()
+    command = ["fault", "move-coordinator", "coordinator:moved", "--data", str(cluster.directory)]
+    assert shell.run(command, tmp_path).out.startswith("move-coordinator: broker ")
+    with pytest.raises(LaunchError, match="only coordinators move: give coordinator:GROUP or transactions:ID"):
+        cluster.move_coordinator("leader:orders-0")
+
+
 @pytest.mark.parametrize(("fault", "error"), [("fill_disk", "No space left on device"), ("break_disk", "Input/output")])
 def test_a_leader_whose_disk_fails_ends_and_others_go_on(cluster: SyncLocalCluster, fault: str, error: str) -> None:
     with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:

@@ -121,6 +121,7 @@ def test_lines_are_found_beside_texts_of_several_lines() -> None:
         ("kill leader:orders-0", "reassign orders-0 to 1,1", 16, "broker 1 has one replica of a partition at most"),
         ("kill leader:orders-0", "kill client shp", 16, "there is no client shp; did you mean shop?"),
         ("kill leader:orders-0", "start client shop", 16, "shop is running already"),
+        ("kill leader:orders-0", "move leader:orders-0 to another broker", 16, "only coordinators move: give"),
         ("kill leader:orders-0", "elect preferred", 17, 'as = "victim": this step hits no member'),
         ('as = "victim"', 'as = "all"', 17, 'as = "all": a name begins with a letter'),
         ('as = "victim"', 'as = "2"', 17, 'as = "2": a name begins with a letter'),
