@@ -36,6 +36,8 @@ class Client(NamedTuple):
 
     name: str
     line: int
+    dialect: str
+    """"native" or "kafka": the protocol that it speaks."""
     produces: str | None
     consumes: str | None
     group: str | None
@@ -103,6 +105,11 @@ class Scenario(NamedTuple):
     def is_undisturbed(self) -> bool:
         """Whether no step does anything."""
         return not any(step.actions for step in self.steps)
+
+    def partitions_of(self, client: Client) -> int:
+        """Return the number of partitions of the topic that the client produces, or else consumes."""
+        name = client.produces or client.consumes
+        return next(topic.partitions for topic in self.topics if topic.name == name)
 
     def check_runner(self, runner: str) -> None:
         """Raises ScenarioError for the first sentence that this runner does not know."""

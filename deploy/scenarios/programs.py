@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterator, Sequence
-from typing import NamedTuple
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from typing import NamedTuple, Protocol
 
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ProducerFenced
@@ -16,14 +16,27 @@ from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import Delivery
 from minibroker.deploy.scenarios.ledger import Ledger, Read, value_of
 from minibroker.deploy.scenarios.model import Client
+from minibroker.deploy.simulator.kafka_clients import (
+    READ_COMMITTED,
+    READ_UNCOMMITTED,
+    VERSIONS,
+    KafkaConsumer,
+    KafkaProducer,
+    ProtocolBroken,
+    Unreachable,
+    Versions,
+)
 from minibroker.deploy.trials.trial import Acknowledged
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
+from minibroker.protocol.world.real import RealWorld
 
 _POLL_MS = 200
 _PAUSE_AFTER_ERROR_S = 0.1
 _COMMIT_EVERY_S = 0.5
+_KAFKA_REQUEST_TIMEOUT_MS = 5_000
+"""A paused leader answers nothing, and librdkafka's 30 s would be the length of each run."""
 
 
 class Surroundings(NamedTuple):
@@ -33,7 +46,7 @@ class Surroundings(NamedTuple):
     world: World | None
     """None: the real one."""
     partitions: int
-    """Of the topic that the client produces."""
+    """Of the topic that the client produces, or else consumes."""
 
 
 def now_s() -> float:
@@ -55,7 +68,9 @@ async def run_client(client: Client, member: str, place: Surroundings, ledger: L
     if client.produces is not None and client.consumes is None:
         ledger.writers.add(member)
     try:
-        if client.produces is not None and client.consumes is not None:
+        if client.dialect == "kafka":
+            await _speak_kafka(client, place, ledger)
+        elif client.produces is not None and client.consumes is not None:
             await _process(client, place, ledger)
         elif client.consumes is not None:
             await _consume(client, member, place, ledger)
@@ -80,11 +95,7 @@ def _numbers(client: Client, ledger: Ledger) -> Iterator[int]:
 
 
 async def _produce(client: Client, place: Surroundings, ledger: Ledger) -> None:
-    assert client.produces is not None
-    topic, pause_s = client.produces, 1 / client.rate
     acks = {"all": "all", "1": 1, "0": 0}[client.acks]
-    collecting: set[asyncio.Task[None]] = set()
-    numbers = _numbers(client, ledger)
     producer = Producer(
         place.bootstrap,
         acks=acks,  # type: ignore[arg-type]
@@ -92,8 +103,91 @@ async def _produce(client: Client, place: Surroundings, ledger: Ledger) -> None:
         delivery_timeout_ms=client.delivery_timeout_s * 1_000,
         world=place.world,
     )
+    async with producer:
 
-    async def collect(number: int, partition: int, delivery: Delivery) -> None:
+        def send(topic: str, value: bytes, partition: int) -> Delivery:
+            return producer.send(topic, value, partition=partition)
+
+        await _send_all(client, place, ledger, send, producer.drain, lambda: False)
+
+
+async def _speak_kafka(client: Client, place: Surroundings, ledger: Ledger) -> None:
+    world = place.world or RealWorld()
+    versions = world.random.choice(VERSIONS)
+    if client.consumes is not None:
+        await _consume_as_kafka_does(client, place, ledger, world, versions)
+        return
+    while ledger.producing:
+        producer = KafkaProducer(
+            place.bootstrap,
+            acks=-1 if client.acks == "all" else 1,
+            compression="none",
+            linger_ms=0,
+            delivery_timeout_ms=round(client.delivery_timeout_s * 1_000),
+            request_timeout_ms=_KAFKA_REQUEST_TIMEOUT_MS,
+            versions=versions,
+            world=world,
+        )
+
+        try:
+            async with producer:
+                await _send_as_kafka_does(client, place, ledger, producer)
+        except Unreachable:  # no broker has given it a producer id
+            await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+
+
+async def _send_as_kafka_does(client: Client, place: Surroundings, ledger: Ledger, producer: KafkaProducer) -> None:
+    def send(topic: str, value: bytes, partition: int) -> Awaitable[HasOffset]:
+        return producer.send(topic, value, partition=partition)
+
+    async def drain() -> None:
+        """Do nothing: this producer has no buffer that could be full."""
+
+    await _send_all(client, place, ledger, send, drain, lambda: producer.failure is not None)
+
+
+async def _consume_as_kafka_does(
+    client: Client, place: Surroundings, ledger: Ledger, world: World, versions: Versions
+) -> None:
+    assert client.consumes is not None
+    partitions = [TopicPartition(client.consumes, number) for number in range(place.partitions)]
+    isolation_level = READ_COMMITTED if client.read_committed else READ_UNCOMMITTED
+    while ledger.running:
+        consumer = KafkaConsumer(
+            place.bootstrap, partitions=partitions, versions=versions, world=world, isolation_level=isolation_level
+        )
+        async with consumer:
+            try:
+                while ledger.running:
+                    for batch in await consumer.poll():
+                        ledger.received[client.name].update(value or b"" for value in batch.values)
+            except ProtocolBroken:
+                raise
+            except MinibrokerError as error:  # for example truncated after an unclean election: read all again
+                ledger.errors[error_name(error)] += 1
+                await asyncio.sleep(_PAUSE_AFTER_ERROR_S)
+
+
+class HasOffset(Protocol):
+    @property
+    def offset(self) -> int: ...
+
+
+async def _send_all(
+    client: Client,
+    place: Surroundings,
+    ledger: Ledger,
+    send: Callable[[str, bytes, int], Awaitable[HasOffset]],
+    drain: Callable[[], Awaitable[None]],
+    has_failed: Callable[[], bool],
+) -> None:
+    """Send at the client's rate until the ledger ends it, or the producer has failed, and collect the outcomes."""
+    assert client.produces is not None
+    topic, pause_s = client.produces, 1 / client.rate
+    collecting: set[asyncio.Task[None]] = set()
+    numbers = _numbers(client, ledger)
+
+    async def collect(number: int, partition: int, delivery: Awaitable[HasOffset]) -> None:
         try:
             metadata = await delivery
         except MinibrokerError as error:
@@ -102,19 +196,18 @@ async def _produce(client: Client, place: Surroundings, ledger: Ledger) -> None:
             acknowledged = Acknowledged(number, metadata.offset, now_s())
             ledger.acknowledged[client.name][TopicPartition(topic, partition)].append(acknowledged)
 
-    async with producer:
-        next_s = now_s()
-        while ledger.producing:
-            number = next(numbers)
-            partition = number % place.partitions
-            delivery = producer.send(topic, value_of(client.name, number), partition=partition)
-            task = asyncio.create_task(collect(number, partition, delivery))
-            collecting.add(task)
-            task.add_done_callback(collecting.discard)
-            await producer.drain()
-            next_s = max(next_s + pause_s, now_s() - pause_s)
-            await asyncio.sleep(next_s - now_s())
-        await asyncio.gather(*collecting)
+    next_s = now_s()
+    while ledger.producing and not has_failed():
+        number = next(numbers)
+        partition = number % place.partitions
+        delivery = send(topic, value_of(client.name, number), partition)
+        task = asyncio.create_task(collect(number, partition, delivery))
+        collecting.add(task)
+        task.add_done_callback(collecting.discard)
+        await drain()
+        next_s = max(next_s + pause_s, now_s() - pause_s)
+        await asyncio.sleep(next_s - now_s())
+    await asyncio.gather(*collecting)
 
 
 async def _produce_in_transactions(client: Client, place: Surroundings, ledger: Ledger) -> None:

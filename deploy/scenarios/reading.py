@@ -77,10 +77,10 @@ def _topic(table: Table, brokers: int) -> Topic:
 
 def _client(table: Table, topics: list[str]) -> Client:
     name = table.text("name")
-    table.choice("dialect", "native", ["native"])
     made = Client(
         name=name,
         line=table.document.lines.get(table.path, 1),
+        dialect=table.choice("dialect", "native", ["native", "kafka"]),
         produces=_known_topic(table, "produces", topics),
         consumes=_known_topic(table, "consumes", topics),
         group=table.text("group") if table.has("group") else None,
@@ -97,6 +97,8 @@ def _client(table: Table, topics: list[str]) -> Client:
     )
     table.known("group", "transactional_id")
     table.end()
+    if made.dialect == "kafka":
+        _check_kafka(table, made)
     if made.produces is None and made.consumes is None:
         raise table.error("name", 'this client does nothing: give produces = "TOPIC" or consumes = "TOPIC"')
     for setting, needed in _NEEDS.items():
@@ -111,6 +113,18 @@ def _client(table: Table, topics: list[str]) -> Client:
     if made.transactional_id is not None and made.acks != "all":
         raise table.error("acks", 'transactions need acks = "all"')
     return made
+
+
+def _check_kafka(table: Table, client: Client) -> None:
+    """Raises ScenarioError for a client of Kafka's protocol that does more than the simulator's can."""
+    rule = "a client of Kafka's protocol sends without transactions, or reads without a group"
+    for name in ("group", "transactional_id"):
+        if table.has(name):
+            raise table.error(name, f'{rule}: leave {name} out, or give dialect = "native"')
+    if client.acks == "0":
+        raise table.error("acks", f'{rule}, and its records are acknowledged: give acks = "all" or "1"')
+    if client.produces is not None and client.consumes is not None:
+        raise table.error("consumes", f"{rule}: write two clients, one that produces and one that consumes")
 
 
 def _known_topic(table: Table, name: str, topics: list[str]) -> str | None:

@@ -28,6 +28,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.simulator.kafka_connection import KafkaConnection, connect
 from minibroker.protocol import acl_znodes
 from minibroker.protocol import messages as m
 from minibroker.protocol.acls import (
@@ -48,7 +49,6 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch
 from minibroker.protocol.world.real import RealWorld
-from tests.kafka_connection import KafkaConnection, connect
 from tests.live_cluster import live_cluster
 from tests.waiting import until_true
 

@@ -115,7 +115,7 @@ class VirtualStage:
         return await world.process.run(main())
 
     def start_client(self, client: Client, ledger: Ledger) -> None:
-        partitions = next((topic.partitions for topic in self._scenario.topics if topic.name == client.produces), 1)
+        partitions = self._scenario.partitions_of(client)
         started = self._clients[client.name] = []
         for number in range(client.members):
             member = client.name if client.members == 1 else f"{client.name}-{number + 1}"

@@ -29,6 +29,7 @@ import uvloop
 from minibroker.broker.network.dialect import BadInput, Undecoded
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.simulator.kafka_connection import read_response, request_frame
 from minibroker.protocol.apis import API_VERSIONS, Plane
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
 from minibroker.protocol.kafka.apis import KAFKA_APIS, RequestHeader
@@ -46,7 +47,6 @@ from tests.faults.hostile.frames import (
     table,
 )
 from tests.faults.hostile.grammar import MAX_REQUEST_BYTES, OPEN_TOPIC, hostile_records
-from tests.kafka_connection import read_response, request_frame
 from tests.kafka_messages import random_struct
 
 TEXTS = ("", OPEN_TOPIC, OPEN_TOPIC, "nobody-has-it", "a/b", "..", "line\nbreak", "x" * 250, "\U0001f600" * 60)

@@ -12,6 +12,7 @@ from msgspec.structs import replace
 
 from minibroker.client.admin import Admin
 from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.simulator.kafka_connection import request_frame
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import open_connection
@@ -23,7 +24,6 @@ from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_bat
 from minibroker.protocol.records.header import HEADER_SIZE, MAX_RECORDS, write_header
 from minibroker.protocol.world.real import RealNetwork
 from tests.faults.hostile.attacks import ATTACK_S, Target, attack
-from tests.kafka_connection import request_frame
 
 TOPIC = "asked"
 CONNECTIONS = 8

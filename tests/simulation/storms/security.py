@@ -34,6 +34,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.cluster.lifecycle import Client
 from minibroker.client.security import Credentials
 from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.kafka_clients import Links
 from minibroker.deploy.simulator.ownership import current_owner
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import acl_znodes, znodes
@@ -54,7 +55,6 @@ from minibroker.protocol.sasl.mechanisms import PLAIN, SCRAM_SHA_256
 from minibroker.protocol.sasl.scram import LEAST_ITERATIONS, ScramMechanism, credential_of, salted_password
 from minibroker.protocol.world import Create, Delete, Operation, SessionState, SetData, World
 from tests.simulation.mutants.planting import Patches
-from tests.simulation.storms.clients.kafka_clients import Links
 from tests.simulation.storms.verdicts.history import Anomaly, History
 
 if TYPE_CHECKING:

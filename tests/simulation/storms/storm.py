@@ -41,13 +41,13 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.controller.handlers import steps
 from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.kafka_clients import VERSIONS
 from minibroker.deploy.simulator.loop import run
 from minibroker.protocol import znodes
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.world import World
 from tests.simulation.storms.clients.bookkeepers import CLOCK_FAULTS
 from tests.simulation.storms.clients.compacting import TOPIC as COMPACTED
-from tests.simulation.storms.clients.kafka_clients import VERSIONS
 from tests.simulation.storms.clients.workload import (
     DURABLE,
     SHRINKING,

@@ -9,13 +9,13 @@ from random import Random
 import pytest
 
 from minibroker.deploy.simulator.cluster import host_name
+from minibroker.deploy.simulator.kafka_clients import VERSIONS, KafkaConsumer
 from minibroker.deploy.simulator.loop import run
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.acls import AclResourceType, ResourcePattern
 from minibroker.protocol.model import TopicPartition
 from tests.simulation.mutants import planted
-from tests.simulation.storms.clients.kafka_clients import VERSIONS, KafkaConsumer
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.security import HEARS_WITHIN_S, Holding, may_read
 from tests.simulation.storms.storm import Storm

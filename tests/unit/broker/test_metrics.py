@@ -36,6 +36,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.controller.decisions import events
+from minibroker.deploy.simulator import kafka_connection
 from minibroker.deploy.simulator.cluster import PORT as DATA_PORT
 from minibroker.deploy.simulator.cluster import VirtualCluster
 from minibroker.deploy.simulator.loop import on_virtual_loop, run
@@ -46,7 +47,6 @@ from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Network
-from tests import kafka_connection
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 

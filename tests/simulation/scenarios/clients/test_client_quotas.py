@@ -12,6 +12,8 @@ from minibroker.client.administering.client_quotas import DEFAULT_ENTITY, QuotaE
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import CLIENT_ID
+from minibroker.deploy.simulator.kafka_connection import connect as connect_as_kafka
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_TOPICS, METADATA
@@ -19,8 +21,6 @@ from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.kafka.topics import CREATE_TOPICS as KAFKA_CREATE_TOPICS
 from minibroker.protocol.model import TopicPartition
-from tests.kafka_connection import CLIENT_ID
-from tests.kafka_connection import connect as connect_as_kafka
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, replica_of, with_client
 

@@ -12,7 +12,9 @@ from minibroker.broker.network.dialect import BadInput
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.broker.replication import transcoding
 from minibroker.client.producer import Producer
+from minibroker.deploy.simulator import kafka_connection
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import KafkaConnection, connect
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
@@ -20,8 +22,6 @@ from minibroker.protocol.kafka import configs, data, groups, metadata
 from minibroker.protocol.kafka.primitives import MAX_ALL_TAGS, MAX_TAGS, write_unsigned_varint
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.records.transcoding import as_records
-from tests import kafka_connection
-from tests.kafka_connection import KafkaConnection, connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
     ORDERS,

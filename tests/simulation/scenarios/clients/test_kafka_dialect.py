@@ -15,6 +15,7 @@ from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import KafkaConnection, connect, request_frame
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import apis
@@ -36,7 +37,6 @@ from minibroker.protocol.records import (
 )
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.topic_ids import make
-from tests.kafka_connection import KafkaConnection, connect, request_frame
 from tests.kafka_messages import THEIRS
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import replica_of, replicas_of, session_of, with_client

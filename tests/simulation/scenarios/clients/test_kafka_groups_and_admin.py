@@ -11,6 +11,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import KafkaConnection, connect
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
@@ -20,7 +21,6 @@ from minibroker.protocol.messages import groups as g
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, decode_batch, iterate_batches
 from minibroker.protocol.topic_ids import make
-from tests.kafka_connection import KafkaConnection, connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import ORDERS, about, fetch, to_leader, wire, with_cluster
 

@@ -16,6 +16,7 @@ from minibroker.broker.network import large_requests
 from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.replication.appending import Appender
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import connect, request_frame
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
@@ -25,7 +26,6 @@ from minibroker.protocol.kafka import data, groups, metadata
 from minibroker.protocol.messages import groups as g
 from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.records import decode_batch
-from tests.kafka_connection import connect, request_frame
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_greedy_kafka_clients import to_coordinator
 from tests.simulation.scenarios.clients.test_kafka_dialect import (

@@ -8,13 +8,13 @@ import msgspec
 import pytest
 
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import connect
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import brokers, configs, data, groups, metadata, topics
 from minibroker.protocol.kafka.schema import KafkaApi
 from minibroker.protocol.messages import groups as g
-from tests.kafka_connection import connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
     ORDERS,

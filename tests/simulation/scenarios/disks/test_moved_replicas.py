@@ -13,6 +13,7 @@ import pytest
 from minibroker.broker.replication.upkeep import log_mover
 from minibroker.client.consumer import Consumer
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name, log_dir
+from minibroker.deploy.simulator.kafka_connection import connect
 from minibroker.deploy.simulator.loop import run
 from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol import messages as m
@@ -20,7 +21,6 @@ from minibroker.protocol import znodes
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.kafka import brokers
 from minibroker.protocol.model import TopicPartition
-from tests.kafka_connection import connect
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, send_numbers
 from tests.simulation.seeds import every_seed

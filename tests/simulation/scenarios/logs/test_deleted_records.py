@@ -14,6 +14,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.errors import PartitionErrors
 from minibroker.client.producer import Producer
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import connect as connect_kafka
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import znodes
 from minibroker.protocol.apis import DELETE_RECORDS
@@ -29,7 +30,6 @@ from minibroker.protocol.messages import (
 )
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch
-from tests.kafka_connection import connect as connect_kafka
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.control.test_forwarding import connect, cut

@@ -14,6 +14,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigChange, ConfigResource
 from minibroker.client.administering.topics import NewTopic
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster, host_name
+from minibroker.deploy.simulator.kafka_connection import connect
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
@@ -23,7 +24,6 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import encode_batch
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.transcoding import as_records, decompressed
-from tests.kafka_connection import connect
 from tests.running import run_by
 from tests.simulation.scenarios.clients.test_kafka_dialect import (
     ORDERS,

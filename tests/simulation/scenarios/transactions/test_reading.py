@@ -6,8 +6,8 @@ import asyncio
 
 import pytest
 
+from minibroker.deploy.simulator.kafka_clients import READ_COMMITTED, KafkaConsumer
 from tests.simulation.scenarios.transactions.transaction_support import GROUP, P, Q, Scenario, run_scenario
-from tests.simulation.storms.clients.kafka_clients import READ_COMMITTED, KafkaConsumer
 from tests.simulation.storms.clients.transacting.kafka_transactions import OLDER, RAISING, TransactionVersions
 
 ALL = [*OLDER, *RAISING]

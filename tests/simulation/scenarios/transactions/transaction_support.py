@@ -7,11 +7,11 @@ from collections.abc import Awaitable, Callable, Mapping
 
 from minibroker.client.admin import Admin
 from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from minibroker.deploy.simulator.loop import run
 from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.storms.clients.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from tests.simulation.storms.clients.transacting.kafka_transactions import (
     RAISING,
     KafkaTransactions,

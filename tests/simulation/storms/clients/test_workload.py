@@ -10,11 +10,11 @@ from minibroker.client.administering.topics import NewTopic
 from minibroker.client.producer import Producer
 from minibroker.client.producing.partitioners import crc32
 from minibroker.deploy.simulator.cluster import VirtualCluster
+from minibroker.deploy.simulator.kafka_clients import VERSIONS, KafkaProducer
 from minibroker.deploy.simulator.loop import on_virtual_loop
 from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
-from tests.simulation.storms.clients.kafka_clients import VERSIONS, KafkaProducer
 from tests.simulation.storms.clients.workload import Workload
 from tests.simulation.storms.verdicts.history import History
 

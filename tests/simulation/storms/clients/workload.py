@@ -23,12 +23,7 @@ from minibroker.client.producer import Producer
 from minibroker.client.producing.delivery import BatchDelivery, BatchDeliveryFailed, Delivery
 from minibroker.client.producing.partitioners import crc32
 from minibroker.deploy.simulator.cluster import VirtualCluster
-from minibroker.deploy.simulator.process import Process
-from minibroker.deploy.simulator.world import VirtualWorld
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.world import World
-from tests.simulation.storms.clients.kafka_clients import (
+from minibroker.deploy.simulator.kafka_clients import (
     KafkaBatch,
     KafkaConsumer,
     KafkaProducer,
@@ -36,6 +31,11 @@ from tests.simulation.storms.clients.kafka_clients import (
     RecordMetadata,
     Versions,
 )
+from minibroker.deploy.simulator.process import Process
+from minibroker.deploy.simulator.world import VirtualWorld
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.world import World
 from tests.simulation.storms.security import Right, Security, may_read, may_write
 from tests.simulation.storms.verdicts.history import Acknowledged, History, Polled, Sent
 

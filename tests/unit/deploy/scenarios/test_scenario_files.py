@@ -122,6 +122,8 @@ def test_lines_are_found_beside_texts_of_several_lines() -> None:
         ("kill leader:orders-0", "kill client shp", 16, "there is no client shp; did you mean shop?"),
         ("kill leader:orders-0", "start client shop", 16, "shop is running already"),
         ("kill leader:orders-0", "move leader:orders-0 to another broker", 16, "only coordinators move: give"),
+        ('produces = "orders"', 'produces = "orders"\ndialect = "kafka"\nacks = "0"', 14, 'give acks = "all" or "1"'),
+        ('produces = "orders"', 'dialect = "kafka"\nconsumes = "orders"\ngroup = "g"', 14, 'leave group out, or give'),
         ("kill leader:orders-0", "elect preferred", 17, 'as = "victim": this step hits no member'),
         ('as = "victim"', 'as = "all"', 17, 'as = "all": a name begins with a letter'),
         ('as = "victim"', 'as = "2"', 17, 'as = "2": a name begins with a letter'),

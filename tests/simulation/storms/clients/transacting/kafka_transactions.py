@@ -16,6 +16,15 @@ from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any, NamedTuple, Self
 
+from minibroker.deploy.simulator.kafka_clients import (
+    BACKOFF_S,
+    READ_COMMITTED,
+    KafkaConsumer,
+    Links,
+    ProtocolBroken,
+    Unreachable,
+    Versions,
+)
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, ErrorCode, MinibrokerError
 from minibroker.protocol.kafka import data, groups, metadata, transactions
@@ -25,15 +34,6 @@ from minibroker.protocol.messages import transactions as t
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.records import MAGIC_RECORDS, encode_batch
 from minibroker.protocol.world import World
-from tests.simulation.storms.clients.kafka_clients import (
-    BACKOFF_S,
-    READ_COMMITTED,
-    KafkaConsumer,
-    Links,
-    ProtocolBroken,
-    Unreachable,
-    Versions,
-)
 
 GROUP_KEY, TRANSACTION_KEY = 0, 1
 

@@ -16,11 +16,11 @@ from minibroker.client.errors import ProducerFenced
 from minibroker.client.fetching.records import Record
 from minibroker.client.processing.results import ProducerRecord
 from minibroker.client.processor import Processor
+from minibroker.deploy.simulator.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import World
-from tests.simulation.storms.clients.kafka_clients import READ_COMMITTED, READ_UNCOMMITTED, KafkaConsumer
 from tests.simulation.storms.clients.transacting.kafka_transactions import RAISING
 from tests.simulation.storms.clients.transacting.transactors import TOPIC
 from tests.simulation.storms.clients.workload import Guests

@@ -20,17 +20,17 @@ from typing import Any
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed
-from minibroker.deploy.simulator.world import VirtualWorld
-from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition
-from minibroker.protocol.world import World
-from tests.simulation.storms.clients.kafka_clients import (
+from minibroker.deploy.simulator.kafka_clients import (
     READ_COMMITTED,
     READ_UNCOMMITTED,
     KafkaConsumer,
     ProtocolBroken,
     Versions,
 )
+from minibroker.deploy.simulator.world import VirtualWorld
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TRANSACTIONS_TOPIC, TopicPartition
+from minibroker.protocol.world import World
 from tests.simulation.storms.clients.transacting.kafka_transactions import (
     OLDER,
     RAISING,

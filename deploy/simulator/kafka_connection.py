@@ -1,4 +1,4 @@
-"""A client connection of Kafka's protocol for tests. It sends any request and decodes answers with our layouts."""
+"""A client connection of Kafka's protocol. It sends any request and decodes answers with our layouts."""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""A producer and a consumer that speak Kafka's protocol as librdkafka does, reduced to a few lines for the storms.
+"""A producer and a consumer that speak Kafka's protocol as librdkafka does, for storms and scenarios.
 
-They replace our own clients in the strict workload and are judged by the same rules: no acknowledged record is lost,
-duplicated or reordered, and a consumer neither skips nor goes back. Each connection pipelines requests and expects the
+They run on any World, and replace our own clients: no acknowledged record is lost, duplicated or reordered, and a
+consumer neither skips nor goes back. Each connection pipelines requests and expects the
 responses in order. A malformed response, or records that such a client cannot read, raise `ProtocolBroken`, which is a
 bug whatever faults the cluster has had.
 
@@ -21,6 +21,7 @@ from typing import Any, NamedTuple, Self
 
 from minibroker.client.errors import CorruptBatch, LogTruncated
 from minibroker.client.security import Credentials
+from minibroker.deploy.simulator.kafka_connection import KafkaConnection, read_response
 from minibroker.protocol import messages as m
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError
 from minibroker.protocol.kafka import data, metadata, sasl
@@ -33,7 +34,6 @@ from minibroker.protocol.sasl.mechanisms import PLAIN, ClientMechanism
 from minibroker.protocol.sasl.plain import PlainClient
 from minibroker.protocol.sasl.scram import BY_NAME, ScramClient
 from minibroker.protocol.world import World
-from tests.kafka_connection import KafkaConnection, read_response
 
 _CONNECT_S = 2.0
 BACKOFF_S = 0.1
@@ -419,6 +419,7 @@ class KafkaProducer:
                 leader = await self._cluster.leader(where)
                 link = await self._cluster.link(leader.node_id)
             except Unreachable:
+                self._cluster.forget(where)  # ask again, as librdkafka does when a broker is down
                 await asyncio.sleep(BACKOFF_S)
                 continue
             answers = [link.send(data.PRODUCE, self._versions.produce, self._request(where, each)) for each in window]
