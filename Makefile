@@ -158,14 +158,16 @@ acl-oracle: setup
 	$(BIN)/python -m tests.kafka_clients.acl_oracle --kafka-jars $(KAFKA_JARS)
 
 # The whole cluster in one process on virtual time, under a storm of faults for each seed. SEED=17 replays one of them;
-# MUTANT=name plants one of the bugs of tests/simulation/mutants.
+# MUTANT=name plants one of the bugs of tests/simulation/mutants. SEED=17 SCENARIO=storm-17.toml writes its faults as a
+# scenario file.
 SEEDS := 1..200
 MINUTES := 3
 SEED :=
 MUTANT :=
+SCENARIO :=
 simulate: setup
 	$(BIN)/python -m tests.simulation.storms.simulate --minutes $(MINUTES) --floors \
-		$(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(MUTANT),--mutant $(MUTANT))
+		$(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(MUTANT),--mutant $(MUTANT)) $(if $(SCENARIO),--scenario $(SCENARIO))
 
 # New seeds every night, for as many hours as it takes; the output names the first one.
 NIGHTLY_SEEDS := 3000

@@ -1,11 +1,12 @@
 """Storms by the hundred: `make simulate`, and the exact replay of one of them.
 
     python -m tests.simulation.storms.simulate --seeds 1..200 --minutes 3
-    python -m tests.simulation.storms.simulate --seed 17 [--log FILE]
+    python -m tests.simulation.storms.simulate --seed 17 [--log FILE] [--scenario FILE]
 
 Each seed is a storm of that many virtual minutes (see `storms.storm`), which runs in a worker process. A seed with an
 anomaly is printed with the timeline that led to it. The same seed repeats the same storm, event for event, on any
-machine with the same Python and packages. `--log` writes the logs of brokers and clients, with virtual times.
+machine with the same Python and packages. `--log` writes the logs of brokers and clients, with virtual times, and
+`--scenario` a scenario file with the storm's faults.
 
 Exit codes: 0 without anomalies, 1 with an anomaly or (with --floors) after a storm that was too mild to prove anything.
 """
@@ -23,10 +24,12 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ProcessPoolExecutor
+from pathlib import Path
 from typing import NamedTuple
 
 from minibroker.deploy.simulator.ownership import current_owner
 from tests.simulation.mutants import MUTANTS, planted
+from tests.simulation.storms.export import exported
 from tests.simulation.storms.group_storm import GroupStorm
 from tests.simulation.storms.report import Report
 from tests.simulation.storms.storm import Storm, simulate
@@ -191,6 +194,16 @@ def _replay(seed: int, minutes: float, mutant: str | None, log: str | None, kind
     return 1 if report.anomalies else 0
 
 
+def _export(seed: int, minutes: float, path: str) -> int:
+    logging.disable(logging.CRITICAL)
+    text, report = exported(seed, minutes)
+    Path(path).write_text(text)
+    comments = [line.removeprefix("# ") for line in text.splitlines() if line.startswith("#")]
+    print("\n".join(comments))
+    print(f"written to {path}, of a storm with {report.faults.total()} faults: minibroker scenario run {path}")
+    return 0
+
+
 def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.storms.simulate", description=(__doc__ or "").splitlines()[0]
@@ -201,11 +214,16 @@ def main() -> int:
     parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="NAME", help="with this bug planted")
     parser.add_argument("--jobs", type=int, help="worker processes (one per core)")
     parser.add_argument("--floors", action="store_true", help="fail where a storm was too mild")
+    parser.add_argument("--scenario", metavar="FILE", help="with --seed: write the storm's faults as a scenario file")
     parser.add_argument("--log", metavar="FILE", help="with --seed: what brokers and clients log")
     add_kinds(parser)
     arguments = parser.parse_args()
     kind = arguments.kind
     signal.signal(signal.SIGTERM, signal.default_int_handler)  # otherwise its workers would run forever
+    if arguments.scenario is not None:
+        if arguments.seed is None or kind is not Storm or arguments.mutant:
+            parser.error("--scenario FILE writes the storm of one seed: give --seed, and no kind or mutant")
+        return _export(arguments.seed, arguments.minutes, arguments.scenario)
     if arguments.seed is not None:
         return _replay(arguments.seed, arguments.minutes, arguments.mutant, arguments.log, kind)
 
