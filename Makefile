@@ -15,7 +15,7 @@ PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
 .PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections full-disk isolation power-cuts \
-	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen image spark-image compose-test spark-compose-test settings diagrams screenshots clean
+	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen scenarios image spark-image compose-test spark-compose-test settings diagrams screenshots clean
 
 setup: $(STAMP)
 
@@ -168,6 +168,13 @@ SCENARIO :=
 simulate: setup
 	$(BIN)/python -m tests.simulation.storms.simulate --minutes $(MINUTES) --floors \
 		$(if $(SEED),--seed $(SEED),--seeds $(SEEDS)) $(if $(MUTANT),--mutant $(MUTANT)) $(if $(SCENARIO),--scenario $(SCENARIO))
+
+# Every scenario of the library on virtual time, 100 seeds each unless SEEDS says otherwise; NAMES=leader-killed,full-disk
+# runs some of them.
+NAMES :=
+scenarios: SEEDS := 1..100
+scenarios: setup
+	$(BIN)/python -m tests.simulation.library.library_seeds --seeds $(SEEDS) $(if $(NAMES),--only $(NAMES))
 
 # New seeds every night, for as many hours as it takes; the output names the first one.
 NIGHTLY_SEEDS := 3000

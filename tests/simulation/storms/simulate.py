@@ -150,7 +150,8 @@ def _range(name: str, values: Sequence[float]) -> str:
     return f"{name}: at least {min(values)}, {sum(values) / len(values):.1f} on average, at most {max(values)}"
 
 
-def _seeds(text: str) -> list[int]:
+def seeds_of(text: str) -> list[int]:
+    """Return the seeds of an argument `FIRST..LAST`, or of a single number."""
     first, dots, last = text.partition("..")
     try:
         seeds = list(range(int(first), int(last) + 1)) if dots else [int(first)]
@@ -208,7 +209,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(
         prog="python -m tests.simulation.storms.simulate", description=(__doc__ or "").splitlines()[0]
     )
-    parser.add_argument("--seeds", type=_seeds, default=_seeds("1..200"), metavar="FIRST..LAST")
+    parser.add_argument("--seeds", type=seeds_of, default=seeds_of("1..200"), metavar="FIRST..LAST")
     parser.add_argument("--seed", type=int, help="replay this one, with its whole timeline")
     parser.add_argument("--minutes", type=float, default=3, help="virtual minutes of a storm (3)")
     parser.add_argument("--mutant", choices=sorted(MUTANTS), metavar="NAME", help="with this bug planted")
