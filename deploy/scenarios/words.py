@@ -112,7 +112,7 @@ ACTIONS = (
     ),
     Form("reassign PARTITION to BROKERS", "Move a partition, as in 2,3,1."),
     Form("start client CLIENT", 'Start a client that has starts = "later", or one that was killed.'),
-    Form("kill client CLIENT", "The client's process ends without goodbye.", _VIRTUAL),
+    Form("kill client CLIENT", "The client's process ends without goodbye."),
 )
 
 EVENTS = (

@@ -26,10 +26,10 @@ pytestmark = pytest.mark.slow
 @pytest.mark.parametrize(
     "name",
     [
-        "controller-killed",
         "everything-killed",
         "full-disk",
         "kip-101-log-divergence",
+        "member-dies",
         "partition-leader-follower",
         "unclean-election",
         "zombie-producer",
