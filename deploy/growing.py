@@ -76,7 +76,7 @@ def add(
 
 
 def grow(cluster: LocalCluster, count: int, data: Path) -> list[Member]:
-    return journal.done(data, f"brokers add --count {count}", None, lambda: [*cluster.grow(count)])
+    return journal.done(data, f"up --brokers {count}", None, lambda: [*cluster.grow(count)])
 
 
 def note_growth(cluster: LocalCluster) -> None:
@@ -122,7 +122,14 @@ def remove(
             sys.stdout.flush()
 
     try:
-        moved = _remove(cluster, bootstrap, broker, throttle, report)
+        moved = 0
+
+        def removed() -> list[Member]:
+            nonlocal moved
+            moved = _remove(cluster, bootstrap, broker, throttle, report)
+            return [broker]
+
+        journal.done(data, f"brokers remove {broker}", None, removed)
     except KeyboardInterrupt:
         note(
             f"the reassignments go on: `minibroker brokers remove {broker}` continues, and with --cancel the broker "

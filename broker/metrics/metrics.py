@@ -37,8 +37,8 @@ from prometheus_client.core import (
 from prometheus_client.registry import Collector
 
 from minibroker.broker.groups.coordination import GroupCoordination
-from minibroker.broker.groups.states import GroupState
 from minibroker.broker.metrics.connections import connection_metrics
+from minibroker.broker.metrics.groups import committed_offsets, group_metrics
 from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
 from minibroker.broker.network.metrics import ApiMetrics
 from minibroker.broker.network.server import SocketServer
@@ -292,6 +292,11 @@ LED_PARTITION_GAUGES = (
         lambda partition: partition.high_watermark - partition.last_stable_offset,
     ),
 )
+HIGH_WATERMARK = _Field(
+    "high_watermark",
+    "The offset up to which consumers can read, of partitions led here",
+    lambda led: led.high_watermark,
+)
 
 
 class BrokerMetrics(Collector):
@@ -327,7 +332,8 @@ class BrokerMetrics(Collector):
         """Return every family, in parts. Consecutive parts of the same name are one family."""
         yield from self._of_the_network()
         yield from self._of_replication()
-        yield from self._of_groups()
+        yield from group_metrics(self._groups)
+        yield from committed_offsets(self._groups.terms.loaded())
         yield from coordinator_metrics(self._transactions)
         yield from leader_metrics(self._replicas, self._verifier, self._transactions.late_since_ms())
         yield from self._of_the_controller()
@@ -479,35 +485,7 @@ class BrokerMetrics(Collector):
         of_led = [(_labels(partition.log), partition) for partition in led]
         for field in LED_PARTITION_GAUGES:
             yield from _gauges("kafka_cluster_partition_", field, ["topic", "partition"], of_led)
-
-    def _of_groups(self) -> Iterator[Metric]:
-        terms, members, commits = self._groups.terms, self._groups.members, self._groups.commits
-        counts = dict.fromkeys(GroupState, 0)
-        offsets = 0
-        for term in terms.loaded():
-            for group in term.groups.values():
-                counts[group.state] += 1
-                offsets += len(group.offsets)
-        prefix = "kafka_server_groupmetadatamanager_"
-        yield GaugeMetricFamily(f"{prefix}numgroups", "Groups coordinated here", sum(counts.values()))
-        for state, count in counts.items():
-            if state is not GroupState.DEAD:
-                name = f"{prefix}numgroups{state.value.lower()}"
-                yield GaugeMetricFamily(name, f"Groups coordinated here in the state {state.value}", count)
-        yield GaugeMetricFamily(f"{prefix}numoffsets", "Committed offsets of groups coordinated here", offsets)
-        for name, documentation, count in (
-            ("completed_rebalance", "Generations begun", members.rebalances),
-            ("offset_commit", "Offsets committed", commits.committed),
-            ("offset_deletion", "Committed offsets deleted on request", commits.deleted),
-            ("offset_expiration", "Committed offsets deleted because they were unused", self._groups.removal.expired),
-        ):
-            yield CounterMetricFamily(f"kafka_server_group_coordinator_metrics_{name}", documentation, count)
-        load = SummaryMetricFamily(
-            "kafka_server_group_coordinator_metrics_partition_load_time_ms",
-            "Milliseconds until this broker had loaded the groups of a partition that it began to lead",
-        )
-        load.add_metric([], terms.loads, terms.load_s * 1_000)
-        yield load
+        yield from _gauges("minibroker_partition_", HIGH_WATERMARK, ["topic", "partition"], of_led)
 
     def _of_the_controller(self) -> Iterator[Metric]:
         controller = self._controller

@@ -104,5 +104,9 @@ def _check_sources(
     stuck = [str(name) for name, one in partitions.items() if one.leader is None]
     if stuck:
         shown = listed([*stuck[:NAMED], *([f"{len(stuck) - NAMED:,} more"] if len(stuck) > NAMED else [])])
-        first = "" if leaving in live else f": `minibroker start {leaving}` first, if it has the last replica in sync"
-        raise LaunchError(f"{shown} cannot move away from broker {leaving} without a leader{first}")
+        remedy = (
+            "`minibroker status` names the brokers to start"
+            if leaving in live
+            else f"`minibroker start {leaving}` first, if it has the last replica in sync"
+        )
+        raise LaunchError(f"{shown} cannot move away from broker {leaving} without a leader: {remedy}")

@@ -363,6 +363,10 @@ class LocalCluster:
             before = self.file()
             if count <= len(before.brokers):
                 return []
+            if not before.running:
+                raise LaunchError(
+                    f"the cluster in {self.directory} is down: start it with `minibroker up --brokers {count}`"
+                )
             self._check_zookeeper(before)
             grown = plan.grown(before, count, ports.choose_port)
             known = {entry.id for entry in before.brokers}

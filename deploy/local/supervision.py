@@ -3,11 +3,11 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.local_cluster import LocalCluster
-from minibroker.deploy.local.processes import Process, ProcessState, is_alive, state_of
+from minibroker.deploy.local.processes import Process, ProcessState, state_of
 from minibroker.deploy.local.who import ZOOKEEPER, Member, name_of
 
 _INTERVAL_S = 0.2
@@ -23,15 +23,15 @@ def watch(cluster: LocalCluster, report: Callable[[str], None]) -> None:
     before: States = {}
     while (known := cluster.file_or_none()) is not None and known.running:
         now = _states(known)
-        for line in changes(before, now):
+        for line in changes(before, now, [entry.id for entry in known.brokers if entry.leaving is not None]):
             report(line)
         before = now
         time.sleep(_INTERVAL_S)
 
 
-def changes(before: States, now: States) -> list[str]:
+def changes(before: States, now: States, leaving: Collection[Member] = ()) -> list[str]:
     """Return a line for every member whose process or state has changed, and for those that came and went. `before` is
-    empty at the first look."""
+    empty at the first look; `leaving` are brokers that `brokers remove` is about to stop."""
     lines = [f"{name_of(member)} was removed" for member in before if member not in now]
     for member, (process, state) in now.items():
         if before and member not in before:
@@ -39,7 +39,9 @@ def changes(before: States, now: States) -> list[str]:
         if member not in before or before[member] == (process, state):
             continue
         old_process, old_state = before[member]
-        if state is ProcessState.GONE:
+        if state is ProcessState.GONE and member in leaving:
+            lines.append(f"{name_of(member)} is gone and leaves the cluster")
+        elif state is ProcessState.GONE:
             lines.append(f"{name_of(member)} is gone: `minibroker start {member}` starts it again")
         elif state is ProcessState.PAUSED:
             lines.append(f"{name_of(member)} is paused: `minibroker resume {member}` resumes it")
@@ -51,10 +53,7 @@ def changes(before: States, now: States) -> list[str]:
 
 
 def _states(known: ClusterFile) -> States:
-    # `brokers remove` stops a broker before it forgets it, which is not worth a line of its own.
-    members: dict[Member, Process | None] = {
-        entry.id: entry.process for entry in known.brokers if entry.leaving is None or is_alive(entry.process)
-    }
+    members: dict[Member, Process | None] = {entry.id: entry.process for entry in known.brokers}
     if known.zookeeper.port is not None:
         members[ZOOKEEPER] = known.zookeeper.process
     return {member: (process, state_of(process)) for member, process in members.items()}

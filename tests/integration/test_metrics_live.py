@@ -17,12 +17,15 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families
 
 from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.local.processes import wait_until
 from minibroker.deploy.local.who import BrokerId
 from minibroker.deploy.simulator.cluster import NO_OFFSETS_TOPIC
+from minibroker.protocol.model import TopicPartition
+from tests import monitoring
 
 PATIENCE_S = 90.0
 RECORDS = 2_000
@@ -94,6 +97,57 @@ def test_metrics_show_traffic_and_a_killed_broker(local_cluster: Callable[..., L
     cluster.kill(BrokerId(3))
     assert wait_until(lambda: scrape_all(cluster, 1, 2)[UNDER_REPLICATED] == 3, PATIENCE_S)
     assert scrape_all(cluster, 1, 2)["kafka_controller_kafkacontroller_offlinepartitionscount"] == 0
+
+
+async def consume_some(bootstrap: str, records: int) -> dict[TopicPartition, int]:
+    """Commit after this many records of the topic, and return the lag of each partition as administrators see it."""
+    async with Consumer(bootstrap, topics=["orders"], group="billing") as consumer:
+        async for _ in consumer:
+            records -= 1
+            if not records:
+                break
+        await consumer.commit()
+    async with Admin(bootstrap) as admin:
+        committed = await admin.list_group_offsets("billing")
+        ends = await admin.list_offsets(dict.fromkeys(committed, "latest"))
+    lags: dict[TopicPartition, int] = {}
+    for partition, offset in committed.items():
+        end = ends[partition]
+        assert offset is not None
+        assert end is not None
+        lags[partition] = end.offset - offset.offset
+    return lags
+
+
+@pytest.mark.slow
+def test_the_files_for_prometheus_and_grafana_use_metrics_that_brokers_have(
+    local_cluster: Callable[..., LocalCluster],
+) -> None:
+    cluster = local_cluster(3)
+    asyncio.run(produce(cluster.bootstrap()))
+    expected = asyncio.run(consume_some(cluster.bootstrap(), 1_500))
+    text = "".join(scrape_text(cluster, broker_id) for broker_id in (1, 2, 3))
+    names = {sample.name for family in text_string_to_metric_families(text) for sample in family.samples}
+    rules = {rule["record"]: rule["expr"] for rule in monitoring.rules() if "record" in rule}
+    used = {name for expression in monitoring.expressions() for name in monitoring.metrics_of(expression)}
+    assert used - names - rules.keys() == set()
+    assert len(used) > 20
+
+    # What the recording rule computes.
+    committed: dict[TopicPartition, float] = {}
+    ends: dict[TopicPartition, float] = {}
+    assert {"minibroker_partition_high_watermark", "minibroker_group_committed_offset"} == set(
+        monitoring.metrics_of(rules["minibroker:group_partition_lag"])
+    )
+    for family in text_string_to_metric_families(text):
+        for sample in family.samples:
+            partition = TopicPartition(sample.labels.get("topic", ""), int(sample.labels.get("partition", -1)))
+            if sample.name == "minibroker_partition_high_watermark":
+                ends[partition] = sample.value
+            elif sample.name == "minibroker_group_committed_offset" and sample.labels["group"] == "billing":
+                committed[partition] = sample.value
+    assert {partition: ends[partition] - offset for partition, offset in committed.items()} == expected
+    assert sum(expected.values()) == RECORDS - 1_500
 
 
 @pytest.mark.slow

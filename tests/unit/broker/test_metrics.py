@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+from collections import Counter
 from collections.abc import Awaitable, Callable, Coroutine, Iterator
 from typing import Any
 
@@ -13,6 +14,10 @@ from prometheus_client.core import GaugeMetricFamily, Metric
 from prometheus_client.parser import text_string_to_metric_families
 from prometheus_client.registry import Collector
 
+from minibroker.broker.groups.group import Group, MemberMetadata
+from minibroker.broker.groups.records import OffsetValue
+from minibroker.broker.groups.terms import GroupTerm
+from minibroker.broker.metrics.groups import MAX_OFFSETS, PART_OFFSETS, committed_offsets
 from minibroker.broker.metrics.listener import (
     MAX_CONNECTIONS,
     MAX_DISCARDED_BYTES,
@@ -478,6 +483,52 @@ async def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() ->
                 await asyncio.sleep(0.1)
 
     await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_the_page_has_what_the_lag_of_a_group_is_computed_from() -> None:
+    settings = {"metrics.listener": f"0.0.0.0:{PORT}", "offsets.topic.replication.factor": "1"}
+    cluster = VirtualCluster(Simulation(), 1, settings)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=1)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            for number in range(10):
+                await producer.send("orders", b"%d" % number)
+        async with Consumer(cluster.bootstrap, topics=["orders"], group="billing", world=world) as consumer:
+            async for record in consumer:
+                if record.offset == 6:
+                    break
+            await consumer.commit({TopicPartition("orders", 0): 7})
+        page = samples((await ask(world.network, "broker-0", GET)).body)
+        orders = {("topic", "orders"), ("partition", "0")}
+        assert page["minibroker_partition_high_watermark", frozenset(orders)] == 10
+        assert page["minibroker_group_committed_offset", frozenset({*orders, ("group", "billing")})] == 7
+        assert page["minibroker_group_committed_offsets_left_out", frozenset()] == 0
+
+    await world.process.run(program())
+
+
+def test_the_page_bounds_committed_offsets_and_leaves_out_groups_without_members_first() -> None:
+    def group(name: str, offsets: int, members: int = 0) -> Group:
+        made = Group(name)
+        for partition in range(offsets):
+            made.offsets.load(TopicPartition("orders", partition), OffsetValue(7, -1, "", 0), partition, 0.0)
+        for member in range(members):
+            made.members[str(member)] = MemberMetadata(str(member), None, "client", "host", 1_000, 500, ())
+        return made
+
+    term = GroupTerm(TopicPartition("__consumer_offsets", 0), 0, 0, 0)
+    for each in (group("idle", 20), group("g" * 250, 3, 1), group("busy", MAX_OFFSETS - 5, 1), group("more", 9)):
+        term.groups[each.group_id] = each
+    *parts, left_out = committed_offsets([term])
+    shown = Counter(sample.labels["group"] for part in parts for sample in part.samples)
+    assert shown == {"busy": MAX_OFFSETS - 5, "idle": 5}
+    assert left_out.samples[0].value == 20 - 5 + 9 + 3
+    assert max(len(part.samples) for part in parts) == PART_OFFSETS
 
 
 @run_by(on_virtual_loop)

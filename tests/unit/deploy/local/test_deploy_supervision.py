@@ -36,3 +36,5 @@ def test_members_that_come_and_go_are_named() -> None:
     two: States = {1: (OLD, ProcessState.RUNNING), 4: (NEW, ProcessState.RUNNING)}
     assert changes(one, two) == ["broker 4 was added"]
     assert changes(two, one) == ["broker 4 was removed"]
+    stopped: States = {**two, 4: (NEW, ProcessState.GONE)}
+    assert changes(two, stopped, [4]) == ["broker 4 is gone and leaves the cluster"]
