@@ -65,6 +65,7 @@ from minibroker.broker.handlers.services import Services
 from minibroker.broker.handlers.transactions import handle_write_txn_markers
 from minibroker.broker.network.handler_pool import Continuation, RequestHandler
 from minibroker.broker.network.request_channel import Request
+from minibroker.broker.scheduling.slices import giving_way
 from minibroker.protocol import apis
 
 Handler = Callable[[Services, Request, Any], Awaitable[Continuation | None]]
@@ -131,7 +132,8 @@ def dispatcher(services: Services) -> RequestHandler:
     def dispatch(request: Request) -> Awaitable[Continuation | None]:
         if request.api.caller is not apis.Caller.ANYBODY:
             services.authorizer.check(request)
-        return HANDLERS[request.api.key](services, request, request.body)
+        handled = HANDLERS[request.api.key](services, request, request.body)
+        return handled if request.large is None else _give_way(handled)
 
     def dispatch_checked(request: Request) -> Awaitable[Continuation | None]:
         if not passes_acls(services, request):
@@ -139,6 +141,18 @@ def dispatcher(services: Services) -> RequestHandler:
         return dispatch(request)
 
     return dispatch if services.acls is None else dispatch_checked
+
+
+async def _give_way(handled: Awaitable[Continuation | None]) -> Continuation | None:
+    """Handle a large request."""
+    with giving_way():
+        rest = await handled
+    return None if rest is None else _give_way_in_rest(rest)
+
+
+async def _give_way_in_rest(rest: Continuation) -> None:
+    with giving_way():
+        await rest
 
 
 async def nothing() -> None:

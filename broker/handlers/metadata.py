@@ -2,7 +2,8 @@
 
 librdkafka asks in the millisecond in which its connection breaks, before any successor can have been elected. If the
 answer named the dead leader, it would pause for a second; if it named none, for at least a tenth of a second. If this
-broker has just lost the leader as well, the answer therefore waits for the election, which is shorter.
+broker has just lost the leader as well, the answer therefore waits for the election, which is shorter. Our own client
+asks again soon, so it waits for less time (`Dialect.election_wait_ms`): some partitions may have their leaders already.
 
 A client asks a broker that has just started, too, which knows no other broker until the controller's first request
 arrives. If an answer names no brokers, librdkafka drops all that it knows, and with them its last connection: it stands
@@ -38,8 +39,6 @@ from minibroker.protocol.messages import (
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
 """The rule of KIP-511."""
 
-ELECTION_MS = 300
-"""The maximum time that an answer waits for an election, several times its usual duration."""
 ELECTIONS = "(elections)"
 """The key under which answers wait for an election; no topic has this name."""
 _MOST_TOPICS = 100
@@ -55,9 +54,13 @@ class DelayedMetadata(DelayedOperation):
     and drops each topic once that one is settled."""
 
     def __init__(
-        self, topics: list[str], led_by_lost: Callable[[list[str]], list[str]], respond: Callable[[], None]
+        self,
+        most_ms: int,
+        topics: list[str],
+        led_by_lost: Callable[[list[str]], list[str]],
+        respond: Callable[[], None],
     ) -> None:
-        super().__init__(ELECTION_MS)
+        super().__init__(most_ms)
         self._topics = topics
         self._led_by_lost = led_by_lost
         self._respond = respond
@@ -133,10 +136,11 @@ def _answer_metadata(services: Services, request: Request, body: MetadataRequest
         created = [topic.name for topic in _missing(described) if may_change(topic.name, request)]
         services.auto_topic_creation.create_soon(created)
     asked = body.topics or []
-    may_wait = request.source.dialect.rests_on_named_leaders and len(asked) <= _MOST_TOPICS
-    if may_wait and (topics := led_by_lost(asked)):
+    wait_ms = request.source.dialect.election_wait_ms if len(asked) <= _MOST_TOPICS else 0
+    if wait_ms and (topics := led_by_lost(asked)):
         in_turn = partial(services.metadata_answers.call, partial(answer, created))
-        services.topic_purgatory.try_complete_else_watch(DelayedMetadata(topics, led_by_lost, in_turn), [ELECTIONS])
+        waiting = DelayedMetadata(wait_ms, topics, led_by_lost, in_turn)
+        services.topic_purgatory.try_complete_else_watch(waiting, [ELECTIONS])
     else:
         answer(created)
 

@@ -11,7 +11,7 @@ from minibroker.broker.network.request_channel import Request
 from minibroker.broker.replication.appending import ToAppend
 from minibroker.broker.replication.delayed import ProduceStatus, refused_append
 from minibroker.broker.replication.questions import WAIVED
-from minibroker.broker.scheduling.slices import BREATH_S, LONG_BREATH_S, Slices
+from minibroker.broker.scheduling.slices import Slices
 from minibroker.broker.storage.validator import Looked, check_one_batch
 from minibroker.broker.transactions.verification import produce_error
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -63,7 +63,7 @@ def _entries(request: Request, body: ProduceRequest) -> Iterator[ToAppend]:
 
 async def _append_in_slices(services: Services, request: Request, body: ProduceRequest) -> None:
     """Append the batches of a request that names many partitions, some at a time."""
-    slices = Slices(BREATH_S if request.large is None else LONG_BREATH_S)
+    slices = Slices()
     entries: list[ToAppend] = []
     named: set[TopicPartition] = set()
     for entry in _entries(request, body):

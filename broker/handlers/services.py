@@ -23,7 +23,7 @@ from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.transcoding import Transcoder
 from minibroker.broker.scheduling.budget import FairBudget
 from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory
-from minibroker.broker.scheduling.slices import SlicedCalls, Slices, finish_at_once
+from minibroker.broker.scheduling.slices import SlicedCalls, Slices, finish_at_once, giving_way
 from minibroker.broker.security.authorizer import AclAuthorizer
 from minibroker.broker.settings.dynamic_config import DynamicConfigManager
 from minibroker.broker.transactions.coordination import TransactionCoordination
@@ -137,7 +137,8 @@ def respond_sized(services: Services, request: Request, size: int, answer: Messa
     request may have a large answer: such answers take turns (`LargeRequests`)."""
 
     async def build() -> Message:
-        return answer if isinstance(answer, Message) else await Slices().finish(answer)
+        with giving_way():
+            return answer if isinstance(answer, Message) else await Slices().finish(answer)
 
     if size > SMALL_ANSWER_BYTES:
         large = services.large_answers()

@@ -116,6 +116,11 @@ class Dialect(Protocol):
         ...
 
     @property
+    def election_wait_ms(self) -> int:
+        """How long a Metadata answer may wait for the election of leaders that this broker has just lost."""
+        ...
+
+    @property
     def rests_on_named_leaders(self) -> bool:
         """Whether the peer, once a Metadata answer names a leader for each partition, waits a second before it asks
         again, even if it cannot reach that leader. For such peers, a leader that this broker has just lost is not

@@ -37,6 +37,7 @@ class FirstFrame:
     send_buffer_bytes = None
     reads_columns = False
     drops_unnamed_brokers = False
+    election_wait_ms = 0
     rests_on_named_leaders = False
     api_versions: Sequence[ApiVersion] = ()
 

@@ -85,6 +85,8 @@ class KafkaDialect(FrameReader):
     (`docs/benchmarks.md`). Older kernels allow at most 208 KiB."""
     reads_columns = False
     drops_unnamed_brokers = True
+    election_wait_ms = 300
+    """Several times the usual duration of an election."""
     rests_on_named_leaders = True
     api_versions: list[ApiVersion] = kafka.API_KEYS
 

@@ -17,6 +17,10 @@ They also rest when the control plane's handler has been woken but has not run y
 on one loop: between the arrival of a control request and its handling, only the requests run that handlers already hold
 (one each).
 
+Followers first. The fetch of a proved broker goes to the head of the queue. A producer with acks=all waits for its
+followers' fetches; behind all clients' requests, it would wait for those several times. Followers do not keep clients
+out: each has a single fetch at its leader.
+
 Rejected: driving the handler's coroutine directly from the processor and creating a task only if it waits. It saves one
 turn of the loop, but such a coroutine has no current task, so `asyncio.timeout` fails in it, and Python 3.11 has no
 eager tasks.
@@ -33,7 +37,7 @@ from typing import Any, Protocol
 from minibroker.broker.network.dialect import Answer, BadInput, Dialect, Header
 from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import Api
+from minibroker.protocol.apis import FETCH, Api
 from minibroker.protocol.connections.broker_proof import Handshake
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.fetch_slots import LeaderSlots
@@ -457,7 +461,10 @@ class RequestChannel:
         self.bytes += request.size
         if wake and self._idle and not self._queue and not self._resting and self._give(request):
             return
-        self._queue.append(request)
+        if request.api is FETCH and request.session.is_broker():
+            self._queue.appendleft(request)
+        else:
+            self._queue.append(request)
 
     # -- the handlers' side --
 

@@ -2,11 +2,15 @@
 
 After each slice of 2 ms the task really sleeps. A bare yield would let the loop's own tasks run, but keep the
 interpreter from the threads, ZooKeeper's among them.
+
+Work for large requests also gives way to the rest of the machine: the later it wakes up, the longer its next sleep.
 """
 
 import asyncio
 from collections import deque
-from collections.abc import Callable, Coroutine, Generator, Iterable
+from collections.abc import Callable, Coroutine, Generator, Iterable, Iterator
+from contextlib import contextmanager
+from contextvars import ContextVar
 from typing import Any, TypeVar, cast
 
 from minibroker.protocol.world import Executor
@@ -16,21 +20,42 @@ BREATH_S = 0.001
 LONG_BREATH_S = 0.004
 """The sleep between slices of work that takes turns: all of it together gets a third of the event loop's time."""
 
+LONGEST_BREATH_S = 0.016
+"""The longest sleep of work that gives way."""
+
+_gives_way: ContextVar[bool] = ContextVar("gives way", default=False)
+
 A = TypeVar("A")
 T = TypeVar("T")
 
 
+@contextmanager
+def giving_way() -> Iterator[None]:
+    """Let the slices that are made within this block give way."""
+    token = _gives_way.set(True)
+    try:
+        yield
+    finally:
+        _gives_way.reset(token)
+
+
 class Slices:
-    def __init__(self, breath_s: float = BREATH_S) -> None:
-        self._breath_s = breath_s
+    def __init__(self) -> None:
+        self._breath_s = BREATH_S
+        self._gives_way = _gives_way.get()
         self._time = asyncio.get_running_loop().time
         self._end_s = self._time() + SLICE_S
 
     async def breathe(self) -> None:
         """Sleep if the slice is over. Call this between two pieces of work."""
-        if self._time() >= self._end_s:
+        now_s = self._time()
+        if now_s >= self._end_s:
             await asyncio.sleep(self._breath_s)
-            self._end_s = self._time() + SLICE_S
+            woken_s = self._time()
+            if self._gives_way:
+                late_s = woken_s - now_s - self._breath_s
+                self._breath_s = min(max(BREATH_S, 4 * late_s), LONGEST_BREATH_S)
+            self._end_s = woken_s + SLICE_S
 
     async def map(self, function: Callable[[A], T], arguments: Iterable[A]) -> list[T]:
         """Call the function with each argument, and return the results."""

@@ -6,10 +6,11 @@ shows that it is another topic of the same name. And a topic is never replaced b
 broker that is cut off from the controller continues to describe (see `minibroker.protocol.topic_ids`).
 
 Code that cannot proceed calls `request_refresh`, and its listener is called when something may have changed. The first
-refresh is sent at once, since after a leader's crash everything waits for it. While anything is still stuck, the pauses
-between refreshes are a tenth of the time that this has lasted, at least 25 ms: a failover that takes 700 ms is seen 70
-ms late, and a partition without a leader costs a request per second. A refresh with news restarts that time, so that
-two failovers in a row do not count as one. Rejected: doubling, which had grown to half a second by the time most
+refresh is sent at once, since after a leader's crash everything waits for it. A broker that has lost the leader, too,
+answers after the election, or after 50 ms. While anything is still stuck, the pauses between refreshes double from 5 ms
+to 25 ms, and then are a tenth of the time that this has lasted: a failover that takes 700 ms is seen 70 ms late, and a
+partition without a leader costs a request per second. A refresh with news restarts that time, so that two failovers in
+a row do not count as one. Rejected: doubling without an end, which had grown to half a second by the time most
 elections end.
 
 Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the bootstrap
@@ -46,7 +47,9 @@ FIRST_ATTEMPT_TIMEOUT_S = 1.0
 """The timeout for one broker's answer, doubled after each round without answer. A stopped process accepts connections
 and never answers, so the other brokers must be asked long before the request timeout."""
 
-MIN_REFRESH_PAUSE_S = 0.025
+MIN_REFRESH_PAUSE_S = 0.005
+SHORT_REFRESH_PAUSE_S = 0.025
+"""The pauses double up to this one."""
 MAX_REFRESH_PAUSE_S = 1.0
 FORGIVEN_S = 10.0
 """A broker that did not answer is asked last for this long, and then like any other. The broker that answers instead
@@ -55,6 +58,11 @@ UNKNOWN_FOR_S = 1.0
 """A topic or partition that all brokers have not known for this long is not about to be created."""
 CALM_S = 1.0
 """A refresh is considered a success if no other one is requested within this time."""
+
+
+def refresh_pause_s(lasted_s: float) -> float:
+    """Return the pause between two refreshes, by the time for which something has been stuck."""
+    return min(max(lasted_s / 10, min(lasted_s, SHORT_REFRESH_PAUSE_S), MIN_REFRESH_PAUSE_S), MAX_REFRESH_PAUSE_S)
 
 
 class Leader(NamedTuple):
@@ -437,7 +445,7 @@ class Metadata:
             now = self._clock.monotonic()
             if now > finished + pause_s + CALM_S:
                 trouble_began = now
-            pause_s = min(max((now - trouble_began) / 10, MIN_REFRESH_PAUSE_S), MAX_REFRESH_PAUSE_S)
+            pause_s = refresh_pause_s(now - trouble_began)
             while not self._is_urgent and (now := self._clock.monotonic()) < finished + pause_s:
                 await self._waker.sleep(finished + pause_s - now)
             self._is_requested = self._is_urgent = False
@@ -525,7 +533,7 @@ class Metadata:
             self._failed_rounds += 1
             reasons = "; ".join(str(error) for error in failures.values())
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
-            if remaining_s < MIN_REFRESH_PAUSE_S:
+            if remaining_s < SHORT_REFRESH_PAUSE_S:
                 remedy = (
                     "Start the brokers (`minibroker start all`, or `minibroker up` if ZooKeeper does not run either), "
                     "or give the address of a running broker as bootstrap"

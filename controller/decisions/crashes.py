@@ -1,9 +1,11 @@
 """The rules for suspecting that a broker has crashed, by the outcomes of attempts to connect to it.
 
 Two **refused** attempts mean that the host is up and no process listens on the port. The process is gone, so the broker
-is suspected at once. The same holds if its host name has vanished after a connection stood: that is how containers end.
-(Without an earlier connection the name may be misspelt.) All other failures (no answer, no route, accepted and closed
-again, as by a container's port proxy) may be due to the network, so they must last for `broker.crash.detection.ms`.
+is suspected at once, a few milliseconds after the connection was lost. If it lives after all, it registers again, which
+costs less than patience with each crash. The same holds if its host name has vanished after a connection stood: that is
+how containers end. (Without an earlier connection the name may be misspelt.) All other failures (no answer, no route,
+accepted and closed again, as by a container's port proxy) may be due to the network, so they must last for
+`broker.crash.detection.ms`.
 
 A broker that finds others unreachable may itself be cut off. So if ZooKeeper was slow to answer, earlier failures do
 not count (`forgotten`).
@@ -27,6 +29,9 @@ from typing import NamedTuple
 
 REFUSALS_NEEDED = 2
 RETRY_PAUSE_S = 0.02
+REFUSED_PAUSE_S = 0.005
+"""The pause after a refusal, which takes no time itself. A crashing process may still listen when its first sockets
+close."""
 
 BACK_OFF = 4
 """The factor by which each suspicion in a row takes longer than the one before."""
@@ -145,16 +150,18 @@ def decide(watched: Watched, attempt: ConnectOutcome, now_s: float, detection_s:
     """Judge an attempt that has just ended."""
     if attempt is ConnectOutcome.STOOD:
         watched = Watched(now_s, has_stood=True, lost_s=now_s)
-    else:
-        is_refusal = attempt is ConnectOutcome.REFUSED or (attempt is ConnectOutcome.NAME_IS_GONE and watched.has_stood)
-        refusals = watched.refusals + 1 if is_refusal else 0
-        watched = watched._replace(failing_since_s=watched.since_s(now_s), refusals=refusals)
+        return CrashDecision(watched, is_suspect=False, pause_s=0.0)
+    is_refusal = attempt is ConnectOutcome.REFUSED or (attempt is ConnectOutcome.NAME_IS_GONE and watched.has_stood)
+    refusals = watched.refusals + 1 if is_refusal else 0
+    watched = watched._replace(failing_since_s=watched.since_s(now_s), refusals=refusals)
     is_refused = watched.refusals >= REFUSALS_NEEDED and watched.in_a_row == 0
     lasted_s = now_s - watched.since_s(now_s)
+    is_quick = attempt is ConnectOutcome.REFUSED and watched.in_a_row == 0
+    pause_s = REFUSED_PAUSE_S if is_quick else RETRY_PAUSE_S
     return CrashDecision(
         watched,
         is_suspect=is_refused or lasted_s >= _patience_s(watched, detection_s),
-        pause_s=min(RETRY_PAUSE_S * BACK_OFF**watched.in_a_row, detection_s / 2),
+        pause_s=min(pause_s * BACK_OFF**watched.in_a_row, detection_s / 2),
     )
 
 

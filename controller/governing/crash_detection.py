@@ -161,7 +161,7 @@ class CrashDetector:
             async with asyncio.timeout(crashes.probe_timeout_s(trouble, self._clock.monotonic(), self._detection_s)):
                 for attempt in range(crashes.REFUSALS_NEEDED):
                     if attempt:
-                        await asyncio.sleep(crashes.RETRY_PAUSE_S)
+                        await asyncio.sleep(crashes.REFUSED_PAUSE_S)
                     try:
                         watcher = await self._network.connect(endpoint.host, endpoint.port, lambda: _Watcher(None))
                     except ConnectionRefusedError:

@@ -7,10 +7,12 @@ from collections.abc import Iterable
 import pytest
 
 from minibroker.controller.decisions.crashes import (
+    BACK_OFF,
     FORGOTTEN_S,
     LONGEST_PATIENCE_S,
     MAX_IN_A_ROW,
     REFUSALS_NEEDED,
+    REFUSED_PAUSE_S,
     RETRY_PAUSE_S,
     ConnectOutcome,
     CrashDecision,
@@ -93,6 +95,13 @@ def test_a_connection_that_stood_begins_everything_anew() -> None:
     troubled = Watched(START_S - 60, refusals=1, in_a_row=3, has_stood=False)
     found, is_suspect, _ = decide(troubled, ConnectOutcome.STOOD, START_S, DETECTION_S)
     assert (found, is_suspect) == (Watched(START_S, refusals=0, in_a_row=0, has_stood=True, lost_s=START_S), False)
+
+
+def test_only_a_lost_connection_and_a_first_refusal_are_followed_up_within_milliseconds() -> None:
+    assert after([ConnectOutcome.STOOD]).pause_s == 0
+    assert after([ConnectOutcome.REFUSED]).pause_s == REFUSED_PAUSE_S
+    assert {after([attempt]).pause_s for attempt in (*UNSURE, ConnectOutcome.NAME_IS_GONE)} == {RETRY_PAUSE_S}
+    assert after([ConnectOutcome.REFUSED], Watched(in_a_row=1)).pause_s == BACK_OFF * RETRY_PAUSE_S
 
 
 @pytest.mark.parametrize("suspicions", [0, 2])

@@ -111,6 +111,22 @@ async def test_requests_are_taken_in_the_order_of_their_offers() -> None:
 
 
 @run_by(run)
+async def test_the_fetches_of_followers_are_taken_first() -> None:
+    clock = Clock()
+    channel = RequestChannel(10, 1_000, clock)
+    follower = Source()
+    follower.session = Session()
+    follower.session.set_broker(2)
+    apis_asked: list[apis.Api[Any, Any]] = [apis.FETCH, apis.METADATA, apis.METADATA, apis.FETCH]
+    for number, (source, api) in enumerate(zip([Source(), Source(), follower, follower], apis_asked, strict=True)):
+        each = request(number, source=source)
+        each.api = api
+        channel.offer(each, wake=True)
+    channel.woken(clock.now)
+    assert [number_of(channel.poll(clock.now)) for _ in range(4)] == [3, 0, 1, 2]
+
+
+@run_by(run)
 async def test_sources_that_find_the_channel_full_are_called_in_turn_once_there_is_room() -> None:
     clock = Clock()
     channel = RequestChannel(2, 1_000, clock)

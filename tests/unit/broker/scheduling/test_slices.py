@@ -8,7 +8,7 @@ from collections.abc import Callable, Generator
 from functools import partial
 from typing import Any
 
-from minibroker.broker.scheduling.slices import SLICE_S, SlicedCalls, TakingTurns
+from minibroker.broker.scheduling.slices import BREATH_S, SLICE_S, SlicedCalls, Slices, TakingTurns, giving_way
 from tests.unit.broker.replication.test_replication_log_mover import YieldingExecutor
 
 
@@ -39,6 +39,26 @@ def test_calls_due_at_once_run_in_order_and_the_loop_runs_other_work_between_the
     seen = asyncio.run(main())
     assert [each for each in seen if each != "others"] == [0, 1, 2, 3, 4]
     assert "others" in seen[seen.index(3) : seen.index(4)]
+
+
+def test_only_work_that_gives_way_rests_for_longer_while_others_work() -> None:
+    async def rested_s(others_work_s: float) -> float:
+        """Return how long the second breath takes after one whose end found others at work for this time."""
+        slices = Slices()
+        slices._end_s = 0.0
+        asyncio.get_running_loop().call_later(BREATH_S / 2, time.sleep, others_work_s)
+        await slices.breathe()
+        slices._end_s = 0.0
+        began_s = time.monotonic()
+        await slices.breathe()
+        return time.monotonic() - began_s
+
+    async def main() -> None:
+        with giving_way():
+            assert await rested_s(0.05) >= 10 * BREATH_S
+        assert Slices()._gives_way is False
+
+    asyncio.run(main())
 
 
 def test_long_work_takes_turns_and_ends_when_nobody_waits_for_it() -> None:

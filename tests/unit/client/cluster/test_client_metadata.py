@@ -8,7 +8,15 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
-from minibroker.client.cluster.metadata import Cluster, Leader, is_confirmed, is_denied, merged, with_leader
+from minibroker.client.cluster.metadata import (
+    Cluster,
+    Leader,
+    is_confirmed,
+    is_denied,
+    merged,
+    refresh_pause_s,
+    with_leader,
+)
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.settings import Address
 from minibroker.protocol import messages as m
@@ -28,6 +36,15 @@ def partition(index: int, leader: int, epoch: int) -> m.MetadataPartition:
 def response(*partitions: m.MetadataPartition, topic_id: str = "id", code: int = 0) -> m.MetadataResponse:
     brokers = [m.MetadataBroker(0, "a", 1), m.MetadataBroker(1, "b", 2)]
     return m.MetadataResponse(0, brokers, "cluster", 0, [m.MetadataTopic(code, "t", topic_id, False, list(partitions))])
+
+
+def test_the_pauses_between_refreshes_double_and_then_are_a_tenth_of_the_time() -> None:
+    moments_s = [0.0]
+    while moments_s[-1] < 0.1:
+        moments_s.append(moments_s[-1] + refresh_pause_s(moments_s[-1]))
+    assert moments_s == pytest.approx([0, 0.005, 0.01, 0.02, 0.04, 0.065, 0.09, 0.115])
+    assert refresh_pause_s(0.7) == pytest.approx(0.07)
+    assert refresh_pause_s(60) == 1
 
 
 def test_a_leader_is_never_replaced_by_one_of_an_older_epoch() -> None:
