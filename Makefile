@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections full-disk isolation power-cuts \
+.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections false-alarms full-disk isolation power-cuts \
 	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen scenarios image spark-image compose-test spark-compose-test settings diagrams screenshots clean
 
 setup: $(STAMP)
@@ -82,6 +82,11 @@ controller-faults: setup
 # Cuts a producer's connections after the append, before the answer, while it sends a million records: none may be twice.
 cut-connections: setup
 	$(BIN)/python -m tests.faults.cut_connections
+
+# Breaks the connection that watches a broker while its listener is too busy to accept another one: no crash.
+FALSE_ALARMS := 1000
+false-alarms: setup
+	$(BIN)/python -m tests.faults.false_alarms --rounds $(FALSE_ALARMS)
 
 # Breaks brokers, ZooKeeper and members under a consumer group, ROUNDS times each, and judges what its members saw.
 group-faults: setup

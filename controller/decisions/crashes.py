@@ -136,9 +136,12 @@ def begin(trouble: UnreachableBroker | None, suspicions_in_a_row: int) -> Watche
 
 
 def connect_timeout_s(watched: Watched, now_s: float, detection_s: float) -> float:
-    """Return how long an attempt may take: until the decision is due."""
-    due_s = watched.since_s(now_s) + _patience_s(watched, detection_s)
-    return min(max(due_s - now_s, RETRY_PAUSE_S), detection_s)
+    """Return how long an attempt may take: until the decision is due at most, and as long as all attempts before it
+    together. TCP repeats a lost request for a connection only after a second; a new attempt sends another one."""
+    since_s = watched.since_s(now_s)
+    left_s = since_s + _patience_s(watched, detection_s) - now_s
+    longest_s = max(detection_s / 10, now_s - since_s)
+    return min(max(min(left_s, longest_s), RETRY_PAUSE_S), detection_s)
 
 
 def probe_timeout_s(trouble: UnreachableBroker | None, now_s: float, detection_s: float) -> float:

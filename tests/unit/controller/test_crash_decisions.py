@@ -155,11 +155,12 @@ def test_pauses_grow_with_the_row_and_stay_below_the_detection_time() -> None:
 # -- how long to wait for an answer --
 
 
-def test_an_attempt_ends_when_the_decision_is_due() -> None:
-    assert connect_timeout_s(Watched(), START_S, DETECTION_S) == DETECTION_S
+def test_an_attempt_takes_as_long_as_those_before_it_and_ends_when_the_decision_is_due() -> None:
+    assert connect_timeout_s(Watched(), START_S, DETECTION_S) == DETECTION_S / 10
+    assert connect_timeout_s(Watched(START_S - 0.15), START_S, DETECTION_S) == pytest.approx(0.15)
     assert connect_timeout_s(Watched(START_S - 0.3), START_S, DETECTION_S) == pytest.approx(0.2)
     assert connect_timeout_s(Watched(START_S - 9), START_S, DETECTION_S) == RETRY_PAUSE_S
-    assert connect_timeout_s(Watched(START_S, in_a_row=3), START_S, DETECTION_S) == DETECTION_S
+    assert connect_timeout_s(Watched(START_S - 9, in_a_row=3), START_S, DETECTION_S) == DETECTION_S
 
 
 def test_a_probe_waits_no_longer_than_a_watch_would() -> None:

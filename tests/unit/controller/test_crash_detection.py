@@ -12,6 +12,7 @@ from minibroker.controller.governing.crash_detection import PROMPT_S, PROVEN_S, 
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world import Incoming, Network
 from minibroker.protocol.world.real import RealClock, RealNetwork
+from tests.faults.false_alarms import suspicions_in
 from tests.running import run_by
 from tests.waiting import until
 
@@ -318,3 +319,8 @@ async def test_a_probe_names_those_that_refuse_and_no_others() -> None:
         assert await detector.probe(brokers) == [2]
         assert not suspected
     await alive.die()
+
+
+@run_by(run)
+async def test_a_listener_that_is_too_busy_to_accept_is_not_suspected() -> None:
+    assert await suspicions_in(3) == []
