@@ -75,7 +75,7 @@ def test_a_broker_is_added_by_up_and_a_removal_that_was_killed_is_finished(minib
 @pytest.mark.slow
 def test_a_removal_can_be_cancelled_and_a_broker_that_died_can_be_removed(minibroker: Shell) -> None:
     minibroker.ok("brokers", "add")
-    minibroker.ok("topics", "create", "orders", "--partitions", "2", "--replication-factor", "2")
+    minibroker.ok("topics", "create", "orders", "--partitions", "4", "--replication-factor", "2")
     minibroker.ok("produce", "orders", stdin=(b"x" * 1_000 + b"\n") * 4_000)
     before = replicas(minibroker)
     removal = start(["brokers", "remove", "2", "--throttle", "1000"], minibroker.directory)
