@@ -167,9 +167,7 @@ def _remove(
             )
         if is_running:
             cluster.stop(BrokerId(broker))
-        if run(_is_empty(bootstrap, broker)) and not (
-            is_running and data_directory.has_replicas(cluster.directory, broker)
-        ):
+        if _is_empty(cluster, broker) and not (is_running and data_directory.has_replicas(cluster.directory, broker)):
             cluster.forget(broker)
             return len(moved)
         cluster.start(BrokerId(broker))
@@ -226,6 +224,8 @@ class _Removal:
         self, admin: Admin
     ) -> tuple[Departure, dict[TopicPartition, PartitionDescription], dict[TopicPartition, PartitionReassignment]]:
         live = [broker.id for broker in (await admin.describe_cluster()).brokers]
+        if not live:
+            raise NetworkError("no broker that answers knows the cluster: see `minibroker status`")
         reassigned = await admin.list_partition_reassignments()
         partitions = await _partitions(admin)
         known = [
@@ -292,15 +292,27 @@ async def _partitions(admin: Admin) -> dict[TopicPartition, PartitionDescription
     return {TopicPartition(topic.name, one.partition): one for topic in topics.values() for one in topic.partitions}
 
 
-async def _is_empty(bootstrap: str, broker: int) -> bool:
-    """Return whether no partition has a replica on the broker, as far as another broker knows within KNOWN_WITHIN_S."""
-    deadline_s = time.monotonic() + KNOWN_WITHIN_S
-    async with open_admin(bootstrap) as admin:
-        while any(broker in one.replicas for one in (await _partitions(admin)).values()):
-            if time.monotonic() > deadline_s:
-                return False
-            await asyncio.sleep(LOOK_EVERY_S)
-    return True
+def _is_empty(cluster: LocalCluster, broker: int) -> bool:
+    """Return whether no partition has a replica on the broker, which is down.
+
+    Its data is deleted next, so all other brokers are asked, and those that do not know a change yet have
+    KNOWN_WITHIN_S. Raises LaunchError if none knows the partitions: a broker that starts reports none.
+    """
+    view = cluster.view()
+
+    def is_empty() -> bool:
+        nonlocal view
+        view = cluster.view()
+        return not view.is_unknown and all(broker not in state.replica_nodes for state in view.partitions.values())
+
+    if wait_until(is_empty, KNOWN_WITHIN_S):
+        return True
+    if view.is_unknown:
+        raise LaunchError(
+            f"no broker of {cluster.directory} that knows the partitions answers, so nothing is deleted: see "
+            "`minibroker status`, then repeat the command"
+        )
+    return False
 
 
 async def _delete_settings(admin: Admin, broker: int) -> None:
