@@ -15,7 +15,8 @@ __tracebackhide__ = hidden_from_pytest
 
 class Breakable(Blocking):
     """Faults of disks, networks and clocks. They hold until `heal` or `restore`, also over a restart of the broker, and
-    from the moment at which the method returns; at brokers that are gone or paused, from their start or resumption."""
+    from the moment at which the method returns; at brokers that are gone or paused, from their start or resumption. A
+    coordinator that was moved stays where it is."""
 
     _failed_disks: set[Member]
     """The brokers whose disks were full or broken since the last `restore`."""

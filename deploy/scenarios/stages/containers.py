@@ -76,7 +76,14 @@ class ContainerStage(RealStage):
 
     async def start(self) -> None:
         """Return once every broker serves. Raises LaunchError, LaunchTimedOut."""
-        await asyncio.to_thread(self._containers.up, ZOOKEEPER, *map(service_of, self.broker_ids))
+        starting = asyncio.ensure_future(
+            asyncio.to_thread(self._containers.up, ZOOKEEPER, *map(service_of, self.broker_ids))
+        )
+        try:
+            await asyncio.shield(starting)
+        except asyncio.CancelledError:
+            await asyncio.wait([starting])  # otherwise it would start containers while they are removed
+            raise
         await self._serves(self.broker_ids)
 
     async def _serves(self, brokers: Collection[int]) -> None:
