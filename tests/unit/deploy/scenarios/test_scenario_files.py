@@ -213,10 +213,14 @@ def test_each_scenario_of_the_library_says_what_it_teaches(name: str) -> None:
     assert scenario.clients
 
 
-def test_the_file_of_the_documentation_can_be_read_and_its_mistake_is_told_as_shown() -> None:
+def test_the_file_of_the_documentation_can_be_read_and_its_mistakes_are_told_as_shown() -> None:
     page = (Path(__file__).parents[4] / "docs/scenarios.md").read_text()
     [text] = re.findall(r"```toml\n(.*?)```", page, re.DOTALL)
     assert [step.name for step in read_scenario(text, "leader.toml").steps] == ["victim", None, None]
+    for old, new in (('at = "1 s"', 'at = "2 sec"'), ('consumes = "orders"', 'consumes = "orders"\ndialect = "kafka"')):
+        with pytest.raises(ScenarioError) as raised:
+            read_scenario(text.replace(old, new), "leader.toml")
+        assert f"    {raised.value}\n" in page
     with pytest.raises(ScenarioError) as raised:
-        read_scenario(text.replace('at = "1 s"', 'at = "2 sec"'), "leader.toml")
+        shelf.load("full-disk").check_runner("containers")
     assert f"    {raised.value}\n" in page
