@@ -13,14 +13,14 @@ from minibroker.protocol.words import counted
 _FAILURES_SHOWN = 3
 
 
-def report(scenario: Scenario, outcomes: Sequence[Outcome], *, tells_steps: bool = True) -> list[str]:
+def report(scenario: Scenario, outcomes: Sequence[Outcome]) -> list[str]:
     """Return the lines of a report about all runs of a scenario."""
     lines = [f"{scenario.name} ({scenario.path})"]
-    shown = [outcome for outcome in outcomes if not outcome.kept][:_FAILURES_SHOWN] or list(outcomes[:1])
-    if tells_steps:
-        for outcome in shown:
-            lines += ["", f"{label(outcome)}:", *(f"  {h.at_s:8.3f} s  {h.text}" for h in outcome.happenings)]
     runners = list(dict.fromkeys(outcome.runner for outcome in outcomes))
+    shown = [outcome for outcome in outcomes if not outcome.kept][:_FAILURES_SHOWN]
+    shown = shown or [next(outcome for outcome in outcomes if outcome.runner == runner) for runner in runners]
+    for outcome in shown:
+        lines += ["", f"{label(outcome)}:", *(f"  {h.at_s:8.3f} s  {h.text}" for h in outcome.happenings)]
     for runner in runners:
         lines += ["", *_of_runner(runner, [outcome for outcome in outcomes if outcome.runner == runner])]
     if len(runners) > 1:
