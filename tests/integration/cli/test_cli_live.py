@@ -435,7 +435,7 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
         (["consume", "nosuch"], "minibroker topics list"),
         (["consume", "numbers", "--partition", "1"], "numbers has no partition 1: its partitions are 0 to 0"),
         (["kill", "4"], "there is no broker 4 in this cluster: its ids are 1, 2, 3"),
-        (["up", "--brokers", "5"], "is running already, but not with --brokers 5 (brokers: 3, base port "),
+        (["up", "--brokers", "2"], "is running already, but not with --brokers 2 (brokers: 3, base port "),
         *(
             pytest.param(*mistake, marks=pytest.mark.slow)
             for mistake in [
