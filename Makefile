@@ -14,7 +14,7 @@ unexport PYTHONDONTWRITEBYTECODE
 PYTHON ?= $(shell for name in python3.11 python3.12 python3.13 python3; do \
 	$$name -c '$(IS_NEW_ENOUGH)' 2>/dev/null && echo $$name && break; done)
 
-.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections false-alarms full-disk isolation power-cuts \
+.PHONY: setup demo test test-all test-slow check budgets up bench faults controller-faults group-faults exactly-once cut-connections false-alarms soak full-disk isolation power-cuts \
 	spark-faults spark-write-faults hostile kafka-clients kafka-clients-secured kafka-peers acl-oracle simulate simulate-nightly mutants mutants-seen scenarios image spark-image compose-test spark-compose-test settings diagrams screenshots clean
 
 setup: $(STAMP)
@@ -87,6 +87,11 @@ cut-connections: setup
 FALSE_ALARMS := 1000
 false-alarms: setup
 	$(BIN)/python -m tests.faults.false_alarms --rounds $(FALSE_ALARMS)
+
+# Measures the memory of brokers at full rate, while topics, groups, producers and connections come and go.
+MINUTES_OF_SOAK := 30
+soak: setup
+	$(BIN)/python -m tests.faults.soak --minutes $(MINUTES_OF_SOAK)
 
 # Breaks brokers, ZooKeeper and members under a consumer group, ROUNDS times each, and judges what its members saw.
 group-faults: setup
