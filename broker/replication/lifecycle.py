@@ -51,8 +51,8 @@ class ReplicaLifecycle:
     """As for `ReplicaManager`."""
     traffic: dict[str, Traffic] = field(default_factory=dict)
     """The traffic of each topic that has a partition here."""
-    _deleted: dict[tuple[str, TopicPartition], int] = field(default_factory=dict)
-    """The leader epochs in which replicas were deleted here, by topic id and partition."""
+    _deleted: dict[tuple[str, int], int] = field(default_factory=dict)
+    """The leader epochs in which replicas were deleted here, by topic id and partition index."""
     _deleted_replicas: Gathered[TopicPartition] = field(
         default_factory=lambda: Gathered(lambda deleted: logger.info("deleted its replicas of %s", named(deleted)))
     )
@@ -190,10 +190,10 @@ class ReplicaLifecycle:
         """Whether an order of this epoch is older than the deletion of the replica here, and came late over a
         connection that was given up. Obeying it would create a replica of a topic that is gone, which would be in the
         way of the next topic of that name."""
-        return leader_epoch <= self._deleted.get((topic_id, topic_partition), NO_EPOCH)
+        return leader_epoch <= self._deleted.get((topic_id, topic_partition.partition), NO_EPOCH)
 
     def _remember_deletion(self, topic_partition: TopicPartition, topic_id: str, leader_epoch: int) -> None:
         if topic_id:
-            self._deleted[topic_id, topic_partition] = leader_epoch
+            self._deleted[topic_id, topic_partition.partition] = leader_epoch
             if len(self._deleted) > DELETIONS_REMEMBERED:
                 del self._deleted[next(iter(self._deleted))]

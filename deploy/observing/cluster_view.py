@@ -138,7 +138,8 @@ class ClusterView(NamedTuple):
 
 
 def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
-    """Return the newest state in the answers. Between equally new ones the first wins."""
+    """Return the newest state in the answers. Between equally new ones the first wins: a change of the ISR raises no
+    epoch, and a broker that is cut off from the controller does not learn of it."""
     newest = max(answers, key=lambda answer: (_is_informed(answer), answer.controller_epoch), default=None)
     if newest is None:
         return ClusterView({}, None, None, {})
@@ -161,6 +162,13 @@ def merge(answers: Sequence[MetadataResponse]) -> ClusterView:
     )
 
 
+def controller_first(answers: Mapping[Address, MetadataResponse]) -> list[MetadataResponse]:
+    """Return the answers, that of the controller before the others."""
+    view = merge(list(answers.values()))
+    controller = None if view.controller_id is None else view.brokers.get(view.controller_id)
+    return [answers[address] for address in sorted(answers, key=lambda address: address != controller)]
+
+
 async def ask_cluster(
     addresses: Sequence[Address],
     timeout_s: float = ASK_TIMEOUT_S,
@@ -168,11 +176,11 @@ async def ask_cluster(
     access: Access = ANYBODY,
 ) -> ClusterView:
     """Ask all the addresses at once, and then the further ones that the answers name, except `without`. Brokers that do
-    not answer are left out."""
+    not answer are left out. The controller's answer wins over equally new ones."""
     answers = await _ask_metadata(access, addresses, timeout_s)
     named = merge(list(answers.values())).brokers.values()
     answers |= await _ask_metadata(access, sorted({*named} - {*addresses} - {*without}), timeout_s)
-    return merge(list(answers.values()))._replace(
+    return merge(controller_first(answers))._replace(
         answered=frozenset(answers),
         uninformed=frozenset(address for address, answer in answers.items() if not _is_informed(answer)),
         access=access,

@@ -7,7 +7,7 @@ from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKe
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import Process, ProcessState
 from minibroker.deploy.local.recovery import ask_recoveries
-from minibroker.deploy.observing.cluster_view import merge
+from minibroker.deploy.observing.cluster_view import controller_first, merge
 from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
 from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
@@ -56,6 +56,14 @@ def test_of_each_partition_the_newest_leader_epoch_counts() -> None:
     view = merge([lagging, ahead])
     assert view.partitions[TopicPartition("orders", 0)].leader_id == 2
     assert view.partitions[TopicPartition("orders", 1)].leader_id == 3
+
+
+def test_of_equally_new_answers_the_controllers_counts() -> None:
+    cut_off = answer(controller=(3, 7), partitions={0: (2, 4, [1, 2, 3])})
+    its_own = answer(controller=(3, 7), partitions={0: (2, 4, [2, 3])})
+    answers = {("127.0.0.1", 9092): cut_off, ("127.0.0.1", 9094): its_own}
+    assert merge(controller_first(answers)).partitions[TopicPartition("orders", 0)].isr_nodes == [2, 3]
+    assert controller_first({}) == []
 
 
 def test_without_answers_the_view_is_empty() -> None:
