@@ -68,7 +68,7 @@ class NativeDialect(FrameReader):
     send_buffer_bytes = None
     reads_columns = True
     drops_unnamed_brokers = False
-    election_wait_ms = 50
+    election_wait_ms = 150
     rests_on_named_leaders = False
     api_versions = apis.API_KEYS
 

@@ -7,11 +7,11 @@ broker that is cut off from the controller continues to describe (see `minibroke
 
 Code that cannot proceed calls `request_refresh`, and its listener is called when something may have changed. The first
 refresh is sent at once, since after a leader's crash everything waits for it. A broker that has lost the leader, too,
-answers after the election, or after 50 ms. While anything is still stuck, the pauses between refreshes double from 5 ms
-to 25 ms, and then are a tenth of the time that this has lasted: a failover that takes 700 ms is seen 70 ms late, and a
-partition without a leader costs a request per second. A refresh with news restarts that time, so that two failovers in
-a row do not count as one. Rejected: doubling without an end, which had grown to half a second by the time most
-elections end.
+answers after the election, or after 150 ms. While anything is still stuck, or a lost broker is still named as a leader,
+the pauses between refreshes double from 5 ms to 25 ms, and then are a tenth of the time that this has lasted: a
+failover that takes 700 ms is seen 70 ms late, and a partition without a leader costs a request per second. A refresh
+with news restarts that time, so that two failovers in a row do not count as one. Rejected: doubling without an end,
+which had grown to half a second by the time most elections end.
 
 Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the bootstrap
 addresses when no broker answers.
@@ -56,6 +56,8 @@ FORGIVEN_S = 10.0
 may be cut off from the others, and its metadata outdated."""
 UNKNOWN_FOR_S = 1.0
 """A topic or partition that all brokers have not known for this long is not about to be created."""
+FAILOVER_S = 0.3
+"""After a connection broke, refreshes go on for this long while the broker at its other end is named as a leader."""
 CALM_S = 1.0
 """A refresh is considered a success if no other one is requested within this time."""
 
@@ -461,11 +463,23 @@ class Metadata:
             finished = self._clock.monotonic()
             if self.cluster != before:
                 trouble_began = finished
-            if self.last_error is not None:
+            if self.last_error is None:
+                self._is_requested |= self._awaits_election(finished)
+            else:
                 self._is_requested = True
                 logger.debug("%s: %s", self._connections.client_id, self.last_error)
             self._refreshed.notify()
             self._tell()
+
+    def _awaits_election(self, now: float) -> bool:
+        """Return whether a broker that was lost a moment ago is still named as a leader."""
+        lost = {address for address, failed_at in self._failed_at.items() if now - failed_at < FAILOVER_S}
+        leaders = {node_id for node_id, address in self.cluster.brokers.items() if address in lost}
+        return bool(leaders) and any(
+            partition.leader.node_id in leaders
+            for topic in self.cluster.topics.values()
+            for partition in topic.partitions.values()
+        )
 
     def _learn(self, response: m.MetadataResponse) -> None:
         self.cluster = merged(self.cluster, response)

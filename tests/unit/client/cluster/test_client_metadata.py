@@ -1,6 +1,7 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Callable, Coroutine
 from typing import Any
 
@@ -9,6 +10,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.metadata import (
+    FAILOVER_S,
     Cluster,
     Leader,
     is_confirmed,
@@ -27,6 +29,7 @@ from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
 from tests.unit.client.scripted_broker import DROP, HANG, Action, Received, ScriptedCluster, leap
+from tests.waiting import until
 
 
 def partition(index: int, leader: int, epoch: int) -> m.MetadataPartition:
@@ -245,6 +248,23 @@ async def test_a_refresh_asks_another_broker_where_one_drops_it(
         await runtime.metadata.refreshed()
     assert runtime.metadata.last_error is None
     assert len({received.node_id for received in scripted.received[1:]}) == 3
+
+
+@run_by(run)
+async def test_after_a_leader_is_lost_refreshes_go_on_by_themselves_until_there_is_another_or_some_time_has_passed(
+    scripted: ScriptedCluster, runtime: ClientRuntime, /
+) -> None:
+    metadata = runtime.metadata
+    metadata.want("orders")
+    await runtime.start()
+    await until(lambda: "orders" in metadata.cluster.topics)
+    leaders = {each.leader.node_id for each in metadata.cluster.topics["orders"].partitions.values()}
+    asked = len(scripted.requests(METADATA))
+    metadata.suspect(metadata.cluster.brokers[min(leaders)])
+    metadata.request_refresh()
+    await until(lambda: len(scripted.requests(METADATA)) >= asked + 4)
+    assert metadata._awaits_election(time.monotonic())
+    assert not metadata._awaits_election(time.monotonic() + FAILOVER_S)
 
 
 def test_a_broker_that_does_not_answer_is_asked_last_from_then_on(monkeypatch: pytest.MonkeyPatch) -> None:
