@@ -69,6 +69,7 @@ class NativeDialect(FrameReader):
     reads_columns = True
     drops_unnamed_brokers = False
     election_wait_ms = 150
+    """Longer than most elections. Our client asks again within milliseconds."""
     rests_on_named_leaders = False
     api_versions = apis.API_KEYS
 

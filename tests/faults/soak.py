@@ -32,6 +32,7 @@ from minibroker.deploy.local.processes import ProcessState
 
 BROKERS = 3
 STAYING = "staying"
+CONNECTIONS_PER_SECOND = 100
 WARM_UP_MINUTES = 5
 MAX_GROWTH_BYTES = 5_000_000
 SETTINGS = {
@@ -84,10 +85,12 @@ class Work:
             producer.send(STAYING, b"v")
 
     async def connections(self, number: int) -> None:
+        """Open a connection, and close it before or within its first frame."""
         _, writer = await asyncio.open_connection(LOOPBACK, next(self._ports))
-        writer.write(b"\x00\x00\x00\x02" + b"\x95\x12" if number % 2 else b"")
+        if number % 2:
+            writer.write(b"\x00\x00\x00\x02" + b"\x95\x12")
         writer.close()
-        await asyncio.sleep(0.01)
+        await asyncio.sleep(1 / CONNECTIONS_PER_SECOND)
 
 
 async def produce(bootstrap: str, rate: int) -> None:
