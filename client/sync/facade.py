@@ -183,9 +183,10 @@ class Facade(Blocking, Generic[C]):
 
     def __del__(self) -> None:
         if getattr(self, "_state", "closed") == "running":  # no state: the constructor raised
+            was, records = repr(self), self._unacknowledged()  # before the loop sends them
             with suppress(Closed):
                 self._background.begin(partial(self._ending.see_off, self._background))
-            self._warn("was dropped without `close`", self._unacknowledged())
+            self._warn(f"{was} was dropped without `close`", records)
 
     def _begin_to_exit(self) -> Callable[[], None] | None:
         """Begin to close the client at the end of the interpreter. Return a function to call if that takes too long."""
@@ -195,15 +196,14 @@ class Facade(Blocking, Generic[C]):
         with suppress(Closed):
             self._background.begin(partial(self._ending.see_off, self._background))
         with suppress(ResourceWarning):  # a warning that the user made an error; no caller could catch it
-            self._warn("was not closed before the interpreter ended", 0)
+            self._warn(f"{self!r} was not closed before the interpreter ended", 0)
         return self._did_not_exit
 
     def _did_not_exit(self) -> None:
         with suppress(ResourceWarning):
-            self._warn("was not closed before the interpreter ended, and is busy", self._unacknowledged())
+            self._warn(f"{self!r} was not closed before the interpreter ended, and is busy", self._unacknowledged())
 
     def _warn(self, text: str, records: int) -> None:
-        text = f"{self!r} {text}"
         if records:  # a ResourceWarning is not shown by default
             logger.warning("%s: %s not acknowledged, and may never be sent", text, records_were(records))
         logger.resource_warning(text, source=self)

@@ -369,6 +369,7 @@ class Handover(Ending):
         self._refused.pop(id(told), None)
 
     def unacknowledged(self) -> int:
+        """Return the number of records, never too low. One that the loop takes at this moment may count twice."""
         untold = sum(not delivery._is_told for delivery in list(self._refused.values()))
         return len(self.queue) + len(self._failures) + untold + self._producer._accumulator.unacknowledged()
 
@@ -409,7 +410,7 @@ class Handover(Ending):
         send, queue = self._producer.send, self.queue
         has_room = True
         for number in range(count):
-            record = queue.popleft()
+            record = queue[0]  # until the producer has it: `unacknowledged` counts it in another thread
             try:
                 if isinstance(record, Delivery) and record._unusual is None:
                     record._sent = send(record._topic, record._value, key=record._key)
@@ -418,7 +419,6 @@ class Handover(Ending):
                     record._put(self._producer)
             except BufferFull as error:
                 if self._producer._accumulator.used:
-                    queue.appendleft(record)
                     count, has_room = number, False
                     break
                 if self._transactions is not None:
@@ -426,6 +426,7 @@ class Handover(Ending):
                 self._refuse(record, error)
             except (MinibrokerError, TypeError, ValueError) as error:
                 self._refuse(record, error)
+            queue.popleft()
         self._taken += count
         self._tell()
         return has_room

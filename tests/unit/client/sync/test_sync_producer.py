@@ -11,7 +11,7 @@ import time
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
-from typing import TypeVar
+from typing import Any, TypeVar
 
 import pytest
 
@@ -381,8 +381,9 @@ def test_a_producer_that_is_dropped_warns_and_sends_what_it_has(
 ) -> None:
     producer = Producer(cluster.bootstrap, linger_ms=60_000)
     producer.start()
-    thread = producer._background._thread
+    thread, queue = producer._background._thread, producer._handover.queue
     delivery = producer.send("orders", b"v")
+    until_true(lambda: not queue)
     dropped = [producer]
     del producer
     with pytest.warns(ResourceWarning, match=r"<Producer running, .*unacknowledged=1> was dropped without `close`"):
@@ -393,6 +394,22 @@ def test_a_producer_that_is_dropped_warns_and_sends_what_it_has(
     assert cluster.values() == [b"v"]
     assert delivery.result().offset == 0
     assert "1 record was not acknowledged, and may never be sent" in caplog.text
+
+
+def test_a_record_is_counted_while_the_loop_takes_it(cluster: ClusterThread, monkeypatch: pytest.MonkeyPatch) -> None:
+    with Producer(cluster.bootstrap) as producer:
+        handover = producer._handover
+        found: list[int] = []
+        send = handover._producer.send
+
+        def count_and_send(*record: Any, **of_record: Any) -> Any:
+            found.append(handover.unacknowledged())
+            return send(*record, **of_record)
+
+        monkeypatch.setattr(handover._producer, "send", count_and_send)
+        producer.send("orders", b"v").result()
+        producer.send("orders", b"v", partition=0).result()
+    assert found == [1, 1]
 
 
 def test_an_error_of_the_body_is_raised_with_what_failed_beside_it(cluster: ClusterThread) -> None:
