@@ -192,16 +192,18 @@ class MetadataCache:
             and all(p.leader in self._brokers for p in cached.partitions.values())
         )
 
-    def led_by(self, brokers: Set[int], topics: Iterable[str]) -> list[str]:
-        """Return the topics with a partition that is led by one of these brokers, if that broker is alive here."""
-        leaders = brokers & self._brokers.keys()
-        if not leaders:
-            return []
+    def awaiting_elections(self, lost: Set[int], topics: Iterable[str]) -> list[str]:
+        """Return the topics with a partition whose leader is one of the `lost` brokers, or has gone from the cluster,
+        while another broker of its ISR is here to be elected."""
+        here = self._brokers.keys() - lost
         return [
             name
             for name in dict.fromkeys(topics)
             if (topic := self._topics.get(name)) is not None
-            and any(partition.leader in leaders for partition in topic.partitions.values())
+            and any(
+                partition.leader not in here and partition.leader >= 0 and not here.isdisjoint(partition.isr)
+                for partition in topic.partitions.values()
+            )
         ]
 
     def has_an_answer(self, topics: Iterable[str] | None) -> bool:

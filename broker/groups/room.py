@@ -9,7 +9,7 @@ from minibroker.protocol.world import Clock
 MOST_GROUP_METADATA_BYTES = 16 * 1024 * 1024
 """Metadata of all members of a group, in all their protocols. A generation has one protocol and must fit into one
 record of at most `message.max.bytes`, so a larger group would never get an assignment."""
-MOST_MEMBERS_BYTES = 96 * 1024 * 1024
+MOST_MEMBERS_BYTES = 48 * 1024 * 1024
 """Memory of the members of all groups of a broker."""
 LOOK_INTERVAL_S = 0.1
 

@@ -2,8 +2,9 @@
 
 librdkafka asks in the millisecond in which its connection breaks, before any successor can have been elected. If the
 answer named the dead leader, it would pause for a second; if it named none, for at least a tenth of a second. If this
-broker has just lost the leader as well, the answer therefore waits for the election, which is shorter. Our own client
-asks again soon, so it waits for less time (`Dialect.election_wait_ms`): some partitions may have their leaders already.
+broker has just lost the leader as well, or has heard that it is gone, the answer therefore waits for the election,
+which is shorter. Our own client asks again soon, so it waits for less time (`Dialect.election_wait_ms`): some
+partitions may have their leaders already.
 
 A client asks a broker that has just started, too, which knows no other broker until the controller's first request
 arrives. If an answer names no brokers, librdkafka drops all that it knows, and with them its last connection: it stands
@@ -50,24 +51,24 @@ usually does so within milliseconds of the registration."""
 
 
 class DelayedMetadata(DelayedOperation):
-    """Completes when none of the topics is led by a broker that was just lost. It is checked on each change of leaders,
-    and drops each topic once that one is settled."""
+    """Completes when none of the topics awaits the election of a leader. It is checked on each change of leaders, and
+    drops each topic once that one is settled."""
 
     def __init__(
         self,
         most_ms: int,
         topics: list[str],
-        led_by_lost: Callable[[list[str]], list[str]],
+        awaiting_elections: Callable[[list[str]], list[str]],
         respond: Callable[[], None],
     ) -> None:
         super().__init__(most_ms)
         self._topics = topics
-        self._led_by_lost = led_by_lost
+        self._awaiting_elections = awaiting_elections
         self._respond = respond
 
     def try_complete(self) -> bool:
         while self._topics:
-            if self._led_by_lost(self._topics[-1:]):
+            if self._awaiting_elections(self._topics[-1:]):
                 return False
             self._topics.pop()
         return self.force_complete()
@@ -118,8 +119,8 @@ async def handle_metadata(services: Services, request: Request, body: MetadataRe
 
 
 def _answer_metadata(services: Services, request: Request, body: MetadataRequest) -> None:
-    def led_by_lost(topics: list[str]) -> list[str]:
-        return services.metadata.led_by(services.replicas.fetchers.lost_leaders(), topics)
+    def awaiting_elections(topics: list[str]) -> list[str]:
+        return services.metadata.awaiting_elections(services.replicas.fetchers.lost_leaders(), topics)
 
     def answer(created: Collection[str]) -> None:
         lost = services.replicas.fetchers.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
@@ -137,9 +138,9 @@ def _answer_metadata(services: Services, request: Request, body: MetadataRequest
         services.auto_topic_creation.create_soon(created)
     asked = body.topics or []
     wait_ms = request.source.dialect.election_wait_ms if len(asked) <= _MOST_TOPICS else 0
-    if wait_ms and (topics := led_by_lost(asked)):
+    if wait_ms and (topics := awaiting_elections(asked)):
         in_turn = partial(services.metadata_answers.call, partial(answer, created))
-        waiting = DelayedMetadata(wait_ms, topics, led_by_lost, in_turn)
+        waiting = DelayedMetadata(wait_ms, topics, awaiting_elections, in_turn)
         services.topic_purgatory.try_complete_else_watch(waiting, [ELECTIONS])
     else:
         answer(created)

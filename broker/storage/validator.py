@@ -310,7 +310,7 @@ def _check_records(
 ) -> None:
     """Check the conditions of compaction and of the topic's limits on timestamps. Raises CorruptRecord and
     RefusedRecords."""
-    batch = decode_batch(records, header, position, check_crc=False, max_body_bytes=MAX_BODY_BYTES)
+    batch = decode_batch(records, header, position, check_crc=False, max_body_bytes=MAX_BODY_BYTES, gives_way=True)
     keys = batch.keys
     if config.compact and (keys is None or None in keys):
         without = range(header.records_count) if keys is None else (i for i, key in enumerate(keys) if key is None)

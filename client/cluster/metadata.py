@@ -57,7 +57,8 @@ may be cut off from the others, and its metadata outdated."""
 UNKNOWN_FOR_S = 1.0
 """A topic or partition that all brokers have not known for this long is not about to be created."""
 FAILOVER_S = 0.3
-"""After a connection broke, refreshes go on for this long while the broker at its other end is named as a leader."""
+"""After a connection broke, refreshes go on for this long while the broker at its other end is named as a leader, or
+none is."""
 CALM_S = 1.0
 """A refresh is considered a success if no other one is requested within this time."""
 
@@ -472,11 +473,11 @@ class Metadata:
             self._tell()
 
     def _awaits_election(self, now: float) -> bool:
-        """Return whether a broker that was lost a moment ago is still named as a leader."""
+        """Return whether a broker was lost a moment ago, and a partition is still led by it or has no leader."""
         lost = {address for address, failed_at in self._failed_at.items() if now - failed_at < FAILOVER_S}
-        leaders = {node_id for node_id, address in self.cluster.brokers.items() if address in lost}
-        return bool(leaders) and any(
-            partition.leader.node_id in leaders
+        leaders = {node_id for node_id, address in self.cluster.brokers.items() if address not in lost}
+        return bool(lost) and any(
+            partition.leader.node_id not in leaders
             for topic in self.cluster.topics.values()
             for partition in topic.partitions.values()
         )

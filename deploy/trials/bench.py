@@ -113,9 +113,10 @@ async def _flawless(cluster: LocalCluster, playing: Awaitable[FailoverOutcome]) 
 
 
 def _gap(number: int, outcome: FailoverOutcome, what: str = "killed") -> dict[str, object]:
-    members, gap, whole_after_s = outcome.rounds[number]
+    members, gap, whole_after_s, with_controller = outcome.rounds[number]
     return {
         what: members,
+        "with_controller": with_controller,
         "partition": gap.partition,
         "gap_ms": round(gap.seconds * 1_000),
         "whole_after_ms": round(whole_after_s * 1_000),

@@ -61,6 +61,8 @@ class Round(NamedTuple):
     """The longest time without an acknowledgement on one partition."""
     whole_after_s: float
     """The time from the kill until every replica was in its ISR again."""
+    with_controller: bool = False
+    """Whether the controller was among them, so that another had to be elected first."""
 
 
 class FailoverOutcome(NamedTuple):
@@ -145,8 +147,8 @@ async def _play(cluster: LocalCluster, play: PlayRound, what: str, rounds: int, 
         for number in range(rounds):
             await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
             played.append(await play(trial, number))
-            gap = played[-1].gap
-            tell(f"{what} {number + 1}/{rounds}: writes stalled for {gap.seconds * 1_000:.0f} ms")
+            gap, and_controller = played[-1].gap, ", with the controller" if played[-1].with_controller else ""
+            tell(f"{what} {number + 1}/{rounds}{and_controller}: writes stalled for {gap.seconds * 1_000:.0f} ms")
     async with patience("the records could not be read back"):
         verdict = await trial.verdict()
     return FailoverOutcome(topic, verdict, list(dict.fromkeys(trial.failures)), quiet, played)
@@ -188,7 +190,8 @@ async def _restart(cluster: LocalCluster, broker_id: int, trial: Trial) -> Round
 async def _kill_and_start(cluster: LocalCluster, who: Victims, trial: Trial, number: int) -> Round:
     brokers = [entry.id for entry in cluster.file().brokers]
     partition = TopicPartition(trial.topic, number % PARTITIONS)
-    killed = choose_victims(who, await _whole(cluster, trial.topic), partition, brokers)
+    view = await _whole(cluster, trial.topic)
+    killed = choose_victims(who, view, partition, brokers)
     began_s = time.monotonic()
     await asyncio.to_thread(_kill, cluster, who, killed)
     if who not in _WITHOUT_WRITES:
@@ -197,7 +200,7 @@ async def _kill_and_start(cluster: LocalCluster, who: Victims, trial: Trial, num
     await _acknowledged(trial, _ACKNOWLEDGED_BETWEEN)
     gap = longest_gap(trial.acknowledged, began_s, time.monotonic())
     await _whole(cluster, trial.topic)
-    return Round(killed, gap, time.monotonic() - began_s)
+    return Round(killed, gap, time.monotonic() - began_s, view.controller_id in killed)
 
 
 def _kill(cluster: LocalCluster, who: Victims, killed: Sequence[Member]) -> None:

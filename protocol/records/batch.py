@@ -256,9 +256,10 @@ def decode_batch(
     check_crc: bool = True,
     max_body_bytes: int = MAX_STORED_BODY_BYTES,
     to_be_encoded: bool = False,
+    gives_way: bool = False,
 ) -> DecodedBatch:
     """Decode the records of the batch at `position`. `header`, if given, is the one that `parse_header` read there.
-    `to_be_encoded`: see `decode_records`.
+    `to_be_encoded`: see `decode_records`. `gives_way`: see `decode_columns`.
 
     Nothing in the result refers to `buffer`. Raises only CorruptRecord for invalid bytes, and RecordsTooLarge for a
     batch over the limits. Memory is bounded by `max_body_bytes`, MAX_RECORDS and MAX_HEADERS_BYTES.
@@ -283,7 +284,7 @@ def decode_batch(
     except DecompressionFailed as error:
         raise CorruptRecord(str(error)) from error
     if header.magic == MAGIC_COLUMNS:
-        return decode_columns(header, body)
+        return decode_columns(header, body, gives_way=gives_way)
     return decode_records(header, body, to_be_encoded=to_be_encoded)
 
 

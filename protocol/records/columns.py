@@ -13,7 +13,7 @@ encode.
 """
 
 from collections.abc import Iterable, Iterator, Sequence
-from itertools import repeat
+from itertools import accumulate, repeat
 from typing import Annotated, TypeVar
 
 import msgspec
@@ -66,13 +66,19 @@ class _Times(msgspec.Struct, array_like=True, forbid_unknown_fields=True):
     headers: msgspec.Raw
 
 
+_RawColumns = tuple[msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw, msgspec.Raw]
+"""All of them skipped."""
+
 _encoder = msgspec.msgpack.Encoder()
 _columns_decoder = msgspec.msgpack.Decoder(_Columns)
+_raw_decoder = msgspec.msgpack.Decoder(_RawColumns)
 _times_decoder = msgspec.msgpack.Decoder(_Times)
 _headers_decoder: msgspec.msgpack.Decoder[list[list[Header] | None]] = msgspec.msgpack.Decoder(HeadersColumn)
 _NIL = b"\xc0"
 _FIVE_COLUMNS = 0x95
 _DECODED_AT_ONCE = 4_096
+_MOST_IN_ONE_CALL = 1 << 16
+"""Records whose columns are decoded in one call although other threads should run: about 5 ms."""
 
 
 def encode_columns(
@@ -87,11 +93,13 @@ def encode_columns(
     _encoder.encode_into((offset_deltas, timestamp_deltas, keys, values, headers), batch, HEADER_SIZE)
 
 
-def decode_columns(header: BatchHeader, body: Buffer) -> DecodedBatch:
-    """Decode the records of a decompressed body. Raises CorruptRecord."""
+def decode_columns(header: BatchHeader, body: Buffer, *, gives_way: bool = False) -> DecodedBatch:
+    """Decode the records of a decompressed body. Raises CorruptRecord. `gives_way`: let other threads run meanwhile,
+    also if there are a million records, whose decoding then takes several times as long."""
     count = header.records_count
+    is_slow = gives_way and count > _MOST_IN_ONE_CALL
     try:
-        columns = _columns_decoder.decode(body)
+        columns = _decoded_giving_way(body, count) if is_slow else _columns_decoder.decode(body)
         headers = _decode_headers(columns.headers)
     except (msgspec.DecodeError, UnicodeDecodeError, RecursionError) as error:
         raise CorruptRecord(f"not the columns of {count} records: {error}") from error
@@ -185,6 +193,52 @@ def _walked_times(header: BatchHeader, data: bytes) -> Iterator[tuple[int, int]]
     return zip(
         repeat(next(timestamps)) if length == 1 else timestamps, map(base_offset.__add__, offset_deltas), strict=False
     )
+
+
+def _decoded_giving_way(body: Buffer, count: int) -> _Columns:
+    """Decode as `_columns_decoder` does, element by element."""
+    data = body if isinstance(body, bytes) else bytes(body)
+    raw = _raw_decoder.decode(data)  # says where each column begins, and that no element is cut off
+    begins = list(accumulate((len(memoryview(column)) for column in raw), initial=1))
+    offset_deltas = _number_column(data, begins[0], count)
+    if offset_deltas and offset_deltas[0] < 0:
+        raise CorruptRecord(f"an offset delta of {offset_deltas[0]}")
+    timestamp_deltas = _number_column(data, begins[1], count)
+    keys, values = (_bytes_column(data, begin, count) for begin in begins[2:4])
+    return _Columns(offset_deltas, timestamp_deltas, keys, values, raw[-1])
+
+
+def _number_column(data: bytes, begin: int, count: int) -> list[int] | None:
+    if data[begin] == _NIL[0]:
+        return None
+    length, first = _array_for(data, begin, count)
+    return [number for number, _ in _numbers(data, first, length)]
+
+
+def _bytes_column(data: bytes, begin: int, count: int) -> list[bytes | None] | None:
+    if data[begin] == _NIL[0]:
+        return None
+    length, position = _array_for(data, begin, count)
+    column: list[bytes | None] = []
+    for _ in range(length):
+        kind = data[position]
+        if kind == _NIL[0]:
+            column.append(None)
+            position += 1
+            continue
+        if not 0xC4 <= kind <= 0xC6:
+            raise CorruptRecord(f"neither bytes nor nil at byte {position}")
+        first = position + 1 + (1 << (kind & 0x03))
+        position = first + int.from_bytes(data[position + 1 : first], "big")
+        column.append(data[first:position])
+    return column
+
+
+def _array_for(data: bytes, begin: int, count: int) -> tuple[int, int]:
+    length, first = _array(data, begin)
+    if length not in (1, count):
+        raise CorruptRecord(f"{length} elements in a column for {count} records")
+    return length, first
 
 
 def _array(data: bytes, position: int) -> tuple[int, int]:

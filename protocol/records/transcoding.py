@@ -93,7 +93,7 @@ def as_records(header: BatchHeader, body: Buffer, offset: int, limit: int = LARG
     BodyTooLarge if the body exceeds a `limit` below LARGEST_BODY_BYTES."""
     if not header.records_count:
         return Records(header, bytearray(HEADER_SIZE), is_whole=True)
-    columns = decode_columns(header, body)
+    columns = decode_columns(header, body, gives_way=True)
     try:
         return Records(header, _encoded(columns, 0, columns.count, limit), is_whole=True)
     except BodyTooLarge:

@@ -10,6 +10,7 @@ from typing import Any
 from unittest import mock
 
 import msgpack
+import pytest
 from crc32c import crc32c
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -17,7 +18,9 @@ from hypothesis import strategies as st
 from minibroker.protocol.records import (
     MAGIC_COLUMNS,
     MAGIC_RECORDS,
+    Buffer,
     CorruptRecord,
+    DecodedBatch,
     check_beginning,
     check_header,
     decode_batch,
@@ -81,6 +84,11 @@ def with_body(body: bytes, count: int, magic: int, codec: Compression) -> bytes:
     return with_honest_crc(batch)
 
 
+def decoded_giving_way(batch: Buffer) -> DecodedBatch:
+    with mock.patch.object(columns_module, "_MOST_IN_ONE_CALL", 0):
+        return decode_batch(batch, max_body_bytes=LIMIT, gives_way=True)
+
+
 def decoded_or_corrupt(batch: bytes) -> None:
     """Decode the batch. Any error but CorruptRecord fails the test; a decoded batch has columns of the right length."""
     with suppress(CorruptRecord), mock.patch.object(columns_module, "_DECODED_AT_ONCE", 0):
@@ -91,7 +99,10 @@ def decoded_or_corrupt(batch: bytes) -> None:
     try:
         decoded = decode_batch(batch, max_body_bytes=LIMIT)
     except CorruptRecord:
+        with pytest.raises(CorruptRecord):
+            decoded_giving_way(batch)
         return
+    assert decoded_giving_way(batch) == decoded
     if decoded.count:
         check_beginning(batch, decoded.header)  # brokers accept all that readers can decode
     assert list(record_times(batch, decoded.header)) == list(zip(decoded.timestamps, decoded.offsets, strict=True))
@@ -108,6 +119,7 @@ def test_a_batch_decodes_to_the_records_encoded(arguments: dict[str, Any]) -> No
     deltas = arguments["timestamp_deltas"] or [0] * count
     base_timestamp, base_offset = arguments["base_timestamp"], arguments["base_offset"]
 
+    assert decoded_giving_way(batch) == decoded
     assert decoded.header.size == len(batch)
     assert decoded.values == arguments["values"]
     assert (decoded.keys or [None] * count) == (arguments["keys"] or [None] * count)

@@ -301,7 +301,7 @@ class Compaction:
 
 def _decoded(data: bytes, header: BatchHeader) -> DecodedBatch | None:
     try:
-        return decode_batch(data, header, check_crc=False, to_be_encoded=True)
+        return decode_batch(data, header, check_crc=False, to_be_encoded=True, gives_way=True)
     except CorruptRecord:
         return None
 

@@ -419,3 +419,25 @@ def hidden_batches_keep_the_position(patches: Patches) -> None:
     @patches.instead_of(TopicPartitionState, "pass_over")
     def pass_over(original: Any, self: TopicPartitionState, next_offset: int) -> None:
         """Do nothing."""
+
+
+# --- Failover ------------------------------------------------------------------------------------------------------
+
+
+@mutant("the pause of a retry", "a client that was told of no leader asks no more, until its batch is due again")
+def only_dead_leaders_are_asked_about(patches: Patches) -> None:
+    @patches.instead_of(metadata.Metadata, "_awaits_election")
+    def awaits_election(original: Any, self: Any, now: float) -> bool:
+        has_leaders = all(
+            partition.leader.node_id in self.cluster.brokers
+            for topic in self.cluster.topics.values()
+            for partition in topic.partitions.values()
+        )
+        return has_leaders and bool(original(self, now))
+
+
+@mutant("the pause of a retry", "an answer says that a partition has no leader while one is elected")
+def elections_of_the_gone_are_not_awaited(patches: Patches) -> None:
+    @patches.instead_of(MetadataCache, "awaiting_elections")
+    def awaiting_elections(original: Any, self: MetadataCache, lost: Any, topics: Any) -> list[str]:
+        return list(original(self, lost, topics)) if lost else []

@@ -6,6 +6,7 @@ import asyncio
 from typing import Any
 
 from minibroker.broker.handlers import authorization, control
+from minibroker.broker.network.request_channel import RequestChannel
 from minibroker.broker.replication.partition import Partition
 from minibroker.controller.decisions import crashes
 from minibroker.controller.executing import executor, outbox
@@ -224,3 +225,30 @@ def controllers_suspicions_not_counted(patches: Patches) -> None:
     def suspected(original: Any, self: CrashWatch, broker_id: int, broker_epoch: int, reason: str) -> None:
         self._detector._suspicions.pop(broker_id, None)
         original(self, broker_id, broker_epoch, reason)
+
+
+# --- Crash detection -----------------------------------------------------------------------------------------------
+
+
+@mutant("false alarm", "one refused attempt is a crash")
+def one_refusal_is_enough(patches: Patches) -> None:
+    patches.set(crashes, "REFUSALS_NEEDED", 1)
+
+
+@mutant("false alarm", "the attempt whose packet was lost may take all of the detection time, so no other is made")
+def one_attempt_decides(patches: Patches) -> None:
+    @patches.instead_of(crashes, "connect_timeout_s")
+    def connect_timeout_s(original: Any, watched: crashes.Watched, now_s: float, detection_s: float) -> float:
+        return detection_s
+
+
+# --- Requests ------------------------------------------------------------------------------------------------------
+
+
+@mutant("followers behind clients", "the fetch of a follower waits behind the requests of clients")
+def followers_wait_their_turn(patches: Patches) -> None:
+    @patches.instead_of(RequestChannel, "offer")
+    def offer(original: Any, self: RequestChannel, request: Any, *, wake: bool) -> None:
+        original(self, request, wake=wake)
+        if self._queue and self._queue[0] is request:
+            self._queue.rotate(-1)

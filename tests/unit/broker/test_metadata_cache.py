@@ -244,17 +244,26 @@ def test_a_lost_leader_is_not_named_though_it_is_alive_here() -> None:
     ("lost", "topics", "found"),
     [
         ({2}, ["orders", "payments"], ["orders"]),
-        ({1, 2}, ["orders", "payments"], ["orders", "payments"]),
+        ({1, 2}, ["orders", "payments"], []),
         ({2}, ["payments", "unknown"], []),
         ({2}, ["orders", "orders"], ["orders"]),
         (set(), ["orders"], []),
-        ({3}, ["gone"], []),
+        (set(), ["gone", "orders"], ["gone"]),
+        ({1}, ["gone"], ["gone"]),
+        ({1, 2}, ["gone"], []),
+        ({2}, ["alone"], []),
+        (set(), ["offline"], []),
     ],
 )
-def test_topics_are_found_by_the_live_brokers_that_lead_them(
+def test_topics_await_elections_if_their_leader_is_lost_or_gone_and_another_may_be_elected(
     lost: set[int], topics: list[str], found: list[str]
 ) -> None:
     cache = MetadataCache()
-    update(cache, topic(partition(leader=2)), topic(partition(leader=1), name="payments", topic_id="other"))
-    update(cache, topic(partition(leader=3), name="gone", topic_id="third"), live=(1, 2))
-    assert cache.led_by(lost, topics) == found
+    both, alone = (1, 2), (2,)
+    update(
+        cache, topic(partition(leader=2, isr=both)), topic(partition(leader=1, isr=both), name="payments", topic_id="2")
+    )
+    update(cache, topic(partition(leader=2, isr=alone), name="alone", topic_id="3"))
+    update(cache, topic(partition(leader=NO_LEADER, isr=both), name="offline", topic_id="4"))
+    update(cache, topic(partition(leader=3), name="gone", topic_id="5"), live=both)
+    assert cache.awaiting_elections(lost, topics) == found

@@ -556,7 +556,6 @@ async def test_a_metadata_request_right_after_the_loss_of_a_leader_names_its_suc
     cluster: VirtualCluster, world: VirtualWorld, /
 ) -> None:
     """librdkafka asks once, in that millisecond, and then waits up to a second."""
-
     await lead_apart_from_the_controller(cluster, world)
     leader, others, connections = await of_leader_and_others(cluster, world)
     cluster.kill_broker(leader)
@@ -573,6 +572,20 @@ async def test_a_metadata_request_right_after_the_loss_of_a_leader_names_its_suc
         await cluster.until(lambda: not lost(cluster, asked))
 
     await asyncio.gather(*map(ask, others))
+
+
+@run_by(with_cluster)
+async def test_a_metadata_request_after_the_controller_died_with_the_leader_names_the_successor(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    """The new controller's first news are that the leader is gone; its elections follow."""
+    await lead_at_the_controller(cluster, world)
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    cluster.kill_broker(leader)
+    asked = min(others)
+    await cluster.until(lambda: leader not in cluster.broker(asked)._metadata._brokers)
+    found = (await connections[asked].request(metadata.METADATA, 12, about(ORDERS))).topics[0].partitions[0]
+    assert found.leader_id in others
 
 
 @run_by(with_cluster)
@@ -646,11 +659,18 @@ def lost(cluster: VirtualCluster, broker_id: int) -> set[int]:
 async def lead_apart_from_the_controller(cluster: VirtualCluster, world: VirtualWorld) -> None:
     """Have the partition led by another broker than the controller's, so that an election after the loss of its leader
     need not wait for a new controller."""
+    await lead_in_order(cluster, world, lambda controller: [*(set(cluster.broker_ids) - {controller}), controller])
+
+
+async def lead_at_the_controller(cluster: VirtualCluster, world: VirtualWorld) -> None:
+    await lead_in_order(cluster, world, lambda controller: [controller, *(set(cluster.broker_ids) - {controller})])
+
+
+async def lead_in_order(cluster: VirtualCluster, world: VirtualWorld, ordered: Callable[[int], list[int]]) -> None:
     partition = TopicPartition(ORDERS, 0)
     async with Admin(cluster.bootstrap, world=world) as admin:
         await cluster.until(lambda: len(cluster.active_controllers()) == 1)
-        [controller] = cluster.active_controllers()
-        replicas = [*(set(cluster.broker_ids) - {controller}), controller]
+        replicas = ordered(*cluster.active_controllers())
         await admin.alter_partition_reassignments({partition: replicas})
         await cluster.until(lambda: set(cluster.state(partition).isr) == set(replicas))
         await admin.elect_leaders("preferred", [partition])

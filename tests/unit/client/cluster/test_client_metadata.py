@@ -26,7 +26,7 @@ from minibroker.protocol import topic_ids
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import ErrorCode, NetworkError
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
 from tests.unit.client.scripted_broker import DROP, HANG, Action, Received, ScriptedCluster, leap
 from tests.waiting import until
@@ -263,6 +263,11 @@ async def test_after_a_leader_is_lost_refreshes_go_on_by_themselves_until_there_
     metadata.suspect(metadata.cluster.brokers[min(leaders)])
     metadata.request_refresh()
     await until(lambda: len(scripted.requests(METADATA)) >= asked + 4)
+    assert metadata._awaits_election(time.monotonic())
+    partitions = metadata.cluster.topics["orders"].partitions
+    for index in partitions:
+        scripted.move("orders", index, NO_LEADER)
+    await until(lambda: all(metadata.cluster.leader("orders", index) is None for index in partitions))
     assert metadata._awaits_election(time.monotonic())
     assert not metadata._awaits_election(time.monotonic() + FAILOVER_S)
 
