@@ -10,12 +10,13 @@ import itertools
 import sys
 import time
 from collections.abc import Callable, Iterator
+from urllib.request import urlopen
 
 import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
-from minibroker.deploy.scenarios.stages.compose import BROKERS, run
+from minibroker.deploy.scenarios.stages.compose import BROKERS, run, service_of
 from minibroker.deploy.trials.trial import Trial, longest_gap
 from minibroker.protocol.model import TopicPartition
 from tests.compose.containers import PROJECT, SERVICES, Containers, is_whole, wait_until
@@ -87,6 +88,14 @@ def test_the_console_shows_the_cluster_and_breaks_nothing(containers: Containers
     wait_until(lambda: containers.is_healthy("console"), "the console is healthy", PATIENCE_S)
     published = run("docker", "port", containers.container("console") or "").split()
     assert published[-1].startswith("127.0.0.1:")
+
+
+def test_the_metrics_of_each_broker_are_published_on_loopback(containers: Containers) -> None:
+    for broker in BROKERS:
+        published = containers.compose("port", service_of(broker), "9095").strip()
+        assert published.startswith("127.0.0.1:")
+        with urlopen(f"http://{published}/metrics", timeout=PATIENCE_S) as page:
+            assert b"kafka_controller_kafkacontroller_activecontrollercount" in page.read()
 
 
 def victim_of(cluster: Containers, role: str, topic: str) -> str:

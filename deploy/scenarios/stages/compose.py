@@ -91,6 +91,7 @@ class Containers:
             "COMPOSE_PROJECT_NAME": project,
             "CONSOLE_PORT": str(console),
             **{f"BROKER_{broker}_PORT": str(port) for broker, port in zip(BROKERS, ports, strict=True)},
+            **{f"BROKER_{broker}_METRICS_PORT": "" for broker in BROKERS},  # any
         }
         self._compose = compose_command()
 
