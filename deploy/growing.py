@@ -30,6 +30,7 @@ from minibroker.client.cli.terminal.output import (
     FormatOption,
     UsageError,
     bootstrap_servers,
+    inform,
     note,
     print_json,
     run,
@@ -131,9 +132,9 @@ def remove(
 
         journal.done(data, f"brokers remove {broker}", None, removed)
     except KeyboardInterrupt:
-        note(
-            f"the reassignments go on: `minibroker brokers remove {broker}` continues, and with --cancel the broker "
-            "keeps the rest of its replicas"
+        inform(
+            f"interrupted: the copying goes on without this command; `minibroker brokers remove {broker}` finishes the "
+            f"removal, and `minibroker brokers remove {broker} --cancel` keeps the broker with the rest of its replicas"
         )
         raise
     if format is Format.JSON:

@@ -233,7 +233,12 @@ def shortened(name: str) -> str:
 def note(text: str) -> None:
     """Write a note for a person to stderr, if that is a terminal."""
     if sys.stderr.isatty():
-        sys.stderr.write(pastable(text) + "\n")
+        inform(text)
+
+
+def inform(text: str) -> None:
+    """Write to stderr what also the reader of a log must know, such as work that goes on or a setting that stays."""
+    sys.stderr.write(pastable(text) + "\n")
 
 
 def confirm(question: str, yes: bool) -> None:

@@ -91,7 +91,10 @@ def test_a_removal_can_be_cancelled_and_a_broker_that_died_can_be_removed(minibr
     assert wait_until(lambda: minibroker("reassign", "list", "--format", "json").out != "[]\n", PATIENCE_S)
     removal.send_signal(signal.SIGINT)
     assert removal.wait(PATIENCE_S) == 130
-    removal.communicate()
+    said = removal.communicate()[1].decode()
+    assert said.startswith("interrupted: the copying goes on"), said
+    assert "`minibroker brokers remove 2` finishes" in said
+    assert "`minibroker brokers remove 2 --cancel` keeps" in said
     assert minibroker.ok("brokers", "remove", "2", "--cancel") == "keep: broker 2\n"
     assert wait_until(lambda: minibroker("reassign", "list", "--format", "json").out == "[]\n", PATIENCE_S)
     assert minibroker.cluster.file().broker(2).leaving is None
