@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import sys
 from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
@@ -24,6 +25,7 @@ from minibroker.client.cli.terminal.output import (
     FormatOption,
     UsageError,
     bootstrap_servers,
+    inform,
     print_json,
     print_table,
     run,
@@ -157,7 +159,7 @@ def execute(
     Prints the previous replicas; with --format json, a file that reverts the change. If some reassignments are refused,
     the others start nevertheless: those are printed, with those that may have started, and the exit code is 1."""
     wanted = _read(file)
-    before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted, throttle))
+    before, failed = run(_execute(bootstrap_servers(bootstrap, data), wanted, throttle, file))
     errors = {} if failed is None else failed.errors
     began = {p: before[p] for p in sorted(before) if p not in errors or may_have_begun(errors[p])}
     if format is Format.JSON and (began or failed is None):
@@ -262,13 +264,14 @@ async def _alter(admin: Admin, wanted: Mapping[TopicPartition, Sequence[int] | N
 
 
 async def _execute(
-    bootstrap: str, wanted: Assignments, throttle: int | None
+    bootstrap: str, wanted: Assignments, throttle: int | None, file: Path
 ) -> tuple[Assignments, PartitionErrors | None]:
     """Return the previous replicas, and the errors of partitions that failed."""
     async with open_admin(bootstrap) as admin:
         before = await _current(admin, wanted)
-        if throttle is not None:
-            await throttling.begin(admin, before, wanted, throttle)
+        if throttle is not None and await throttling.begin(admin, before, wanted, throttle):
+            verify = f"`minibroker reassign verify {shlex.quote(str(file))}`"
+            inform(f"the throttle of {throttle:,} bytes/s stays on, also after the move, until {verify} removes it")
         return before, await _alter(admin, wanted)
 
 
@@ -280,7 +283,7 @@ async def _cancel(
         partitions = sorted(await admin.list_partition_reassignments()) if named is None else named
         failed = await _alter(admin, dict.fromkeys(partitions))
         if not preserve_throttles:
-            await throttling.end(admin, {p.topic for p in partitions})
+            await _unthrottle(admin, partitions)
         return partitions, failed
 
 
@@ -297,8 +300,13 @@ async def _look(
         under_way = await admin.list_partition_reassignments(wanted)
         moved = await _movements(admin, under_way)
         if not under_way and not preserve_throttles:
-            await throttling.end(admin, {p.topic for p in wanted})
+            await _unthrottle(admin, wanted)
         return await _current(admin, wanted), under_way, moved
+
+
+async def _unthrottle(admin: Admin, partitions: Iterable[TopicPartition]) -> None:
+    if await throttling.end(admin, {p.topic for p in partitions}):
+        inform("the throttle is removed")
 
 
 async def _movements(admin: Admin, under_way: Reassignments) -> dict[TopicPartition, Movement]:

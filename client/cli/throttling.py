@@ -60,15 +60,16 @@ def unthrottled(settings: Mapping[str, Mapping[str, str]]) -> Changes:
     }
 
 
-async def begin(admin: Admin, current: Assignments, wanted: Assignments, rate: int) -> None:
+async def begin(admin: Admin, current: Assignments, wanted: Assignments, rate: int) -> bool:
     """Throttle the copying to `rate` bytes per second, of each broker as a leader and as a follower. This also changes
-    the rate of reassignments in progress. Raises MinibrokerError."""
+    the rate of reassignments in progress. Return whether there is anything to copy. Raises MinibrokerError."""
     adding = {name: one.adding_replicas for name, one in (await admin.list_partition_reassignments(wanted)).items()}
     before = {name: [b for b in replicas if b not in adding.get(name, ())] for name, replicas in current.items()}
     changes = throttled(before, wanted, await _settings(admin, {name.topic for name in wanted}))
     if changes:
         rates = [ConfigChange.set(name, rate) for name in RATES]
         await admin.incremental_alter_configs({ConfigResource.of_all_brokers(): rates, **changes})
+    return bool(changes)
 
 
 async def end(admin: Admin, topics: Collection[str]) -> bool:

@@ -84,7 +84,11 @@ def test_a_throttled_reassignment_is_listed_with_its_bytes_and_its_throttle_ends
         return {one["name"]: one["value"] for one in entries if "throttled" in one["name"]}
 
     assert listed() == []
-    minibroker.ok("reassign", "execute", "-", "--throttle", "10000", stdin=wanted)
+    file = minibroker.directory / "move bulk.json"
+    file.write_bytes(wanted)
+    begun = minibroker("reassign", "execute", file.name, "--throttle", "10000")
+    stays = "the throttle of 10,000 bytes/s stays on, also after the move, until "
+    assert (begun.code, begun.err) == (0, f"{stays}`minibroker reassign verify 'move bulk.json'` removes it\n")
     [one] = listed()
     assert (one["topic"], one["adding_replicas"], one["removing_replicas"]) == ("bulk", [other], [leader])
     assert isinstance(one["total_bytes"], int)
@@ -99,9 +103,18 @@ def test_a_throttled_reassignment_is_listed_with_its_bytes_and_its_throttle_ends
         "follower.replication.throttled.replicas": f"0:{other}",
     }
     assert set(settings("--broker-default").values()) == {"10000"}
-    minibroker.ok("reassign", "execute", "-", "--throttle", "1000000000", stdin=wanted)
+    assert minibroker("reassign", "execute", "-", "--throttle", "1000000000", stdin=wanted).code == 0
     assert set(settings("--broker-default").values()) == {"1000000000"}
-    assert wait_until(lambda: minibroker("reassign", "verify", "-", stdin=wanted).code == 0, PATIENCE_S)
+    said = ""
+
+    def is_complete() -> bool:
+        nonlocal said
+        ended = minibroker("reassign", "verify", "-", stdin=wanted)
+        said += ended.err
+        return ended.code == 0
+
+    assert wait_until(is_complete, PATIENCE_S)
+    assert said == "the throttle is removed\n"
     assert listed() == []
     assert settings("--topic", "bulk") == settings("--broker-default") == {}
     assert minibroker.ok("reassign", "cancel", "--all", "--format", "json") == "[]\n"
