@@ -14,8 +14,8 @@ from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
 from minibroker.deploy.console.markup import Content, Markup, element
 from minibroker.deploy.console.parts import Sections, address, capitalized, number, pager, section, table
-from minibroker.deploy.console.plots import Known, figure, within
-from minibroker.deploy.console.state import ClusterState, Groups, Timeline
+from minibroker.deploy.console.plots import figure, within
+from minibroker.deploy.console.state import ClusterState, Groups, Timeline, lag_of
 from minibroker.deploy.console.views import (
     GROUPS_A_PAGE,
     NO_LEADER,
@@ -80,7 +80,8 @@ def problem_section(health: Status | None, error: str | None) -> Sections:
 
 
 def _lines(texts: Sequence[str]) -> Markup:
-    return element("ul", [element("li", _with_commands(capitalized(text))) for text in texts])
+    """Show sentences as `minibroker status` prints them, not capitalized: some begin with the name of a topic."""
+    return element("ul", [element("li", _with_commands(text)) for text in texts])
 
 
 def _with_commands(text: str) -> Content:
@@ -390,8 +391,8 @@ def _story(story: Story, is_open: bool, causes: Sequence[tuple[Applied, float]])
 # --- Groups ----------------------------------------------------------------------------------------------------------
 
 
-LagsOf = Callable[[str], Sequence[tuple[float, int]]]
-"""Returns the lags of a group with their times, by the wall clock."""
+LagsOf = Callable[[str], Sequence[tuple[float, int | None]]]
+"""Returns the lags of a group with their times, by the wall clock. None: it was not known."""
 
 
 def group_sections(groups: Groups | None, query: Query, lags_of: LagsOf, now_s: float) -> Sections:
@@ -412,12 +413,12 @@ def group_sections(groups: Groups | None, query: Query, lags_of: LagsOf, now_s: 
     }
 
 
-def _group(details: GroupDetails, sampled: Sequence[tuple[float, int]], now_s: float) -> Markup:
-    group = details.group
+def _group(details: GroupDetails, sampled: Sequence[tuple[float, int | None]], now_s: float) -> Markup:
+    group, lag = details.group, lag_of(details)
     facts = [
         group.state,
         counted(len(group.members), "member"),
-        "lag unknown" if details.lag is None else f"lag {details.lag:,}",
+        "lag unknown" if lag is None else f"lag {lag:,}",
         f"coordinator broker {group.coordinator.node_id}",
     ]
     if details.without_commit:
@@ -438,8 +439,8 @@ def _group(details: GroupDetails, sampled: Sequence[tuple[float, int]], now_s: f
         )
         for each in details.partitions[:LAGS_A_PAGE]
     ]
-    lags_known: list[Known] = [*within(sampled, now_s)]
-    if details.lag is None:
+    lags_known = within(sampled, now_s)
+    if lag is None:
         lags_known.append((0.0, None))
     rest = len(details.partitions) - len(lags)
     header = ("Partition", "Member", "Committed", "High watermark", "Lag")

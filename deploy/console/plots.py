@@ -87,12 +87,13 @@ def _short(value: float) -> str:
 def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, now_s: float) -> Sections:
     """`stories` are the recorded failovers; None: the timeline could not be read."""
 
-    def points(value: Callable[[Sample], float | None]) -> list[Point]:
+    def with_gaps(value: Callable[[Sample], float | None]) -> list[Known]:
         return within(((sample.at_s, value(sample)) for sample in samples), now_s)
 
-    def with_gaps(value: Callable[[Sample], float | None]) -> list[Known]:
-        found = ((now_s - sample.at_s, value(sample)) for sample in samples)
-        return [(ago_s, known) for ago_s, known in found if 0 <= ago_s <= KEPT_S]
+    def points(value: Callable[[Sample], float | None]) -> list[Known]:
+        """Join points over samples that have no value, unless no broker answered."""
+        found = [(sample.at_s, value(sample)) for sample in samples if sample.is_gap or value(sample) is not None]
+        return within(found, now_s)
 
     stalls = [
         (ago_s, story.led_ms)
@@ -120,10 +121,10 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
     return {"plots": section("plots", element("p", text, class_="legend"), element("div", parts, class_="plots"))}
 
 
-def within(values: Iterable[tuple[float, float | None]], now_s: float) -> list[Point]:
+def within(values: Iterable[tuple[float, float | None]], now_s: float) -> list[Known]:
     """Return the points of values with their times, by the wall clock, that lie on the axis."""
     found = ((now_s - at_s, value) for at_s, value in values)
-    return [(ago_s, value) for ago_s, value in found if value is not None and 0 <= ago_s <= KEPT_S]
+    return [(ago_s, value) for ago_s, value in found if 0 <= ago_s <= KEPT_S]
 
 
 def figure(name: str, title: str, unit: str, points: Sequence[Known], bars: Sequence[Point] = ()) -> Markup:

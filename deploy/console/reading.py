@@ -301,12 +301,14 @@ class Reader:
             for each in topic.partitions
         }
         ends, committed = await asyncio.gather(end_offsets(admin, topics, names), _sampled_offsets(admin))
+        lags = None if committed is None else sampled_lags(committed, names, ends)
         return Sight(
             ends,
             sum(each.leader is None for each in partitions),
             sum(len(each.isr) < len(each.replicas) for each in partitions),
             follower_lag(partitions, {broker_id: _lags(replicas) for broker_id, replicas in found.items()}),
-            {group: sampled_lag(offsets, names, ends) for group, offsets in committed.items()},
+            lags,
+            0 if committed is None or lags is None else len(committed) - len(lags),
         )
 
     async def settings(self, query: Query) -> Settings:
@@ -411,14 +413,20 @@ def follower_lag(
     return sum(max(0, lag) for lags in behind.values() for lag in lags.values())
 
 
-def sampled_lag(
-    committed: Committed, existing: Collection[TopicPartition], ends: Mapping[TopicPartition, int]
-) -> int | None:
-    """Return the lag of a group; None if it has committed nothing, or the end of a partition is not known."""
-    offsets = {partition: each.offset for partition, each in committed.items() if partition in existing}
-    if not offsets or not offsets.keys() <= ends.keys():
-        return None
-    return sum(max(0, ends[partition] - offset) for partition, offset in offsets.items())
+def sampled_lags(
+    committed: Mapping[str, Committed | None],
+    existing: Collection[TopicPartition],
+    ends: Mapping[TopicPartition, int],
+) -> dict[str, int | None]:
+    """Return the lags of groups that have committed; None if the commits or the end of a partition are not known."""
+    lags: dict[str, int | None] = {}
+    for group, found in committed.items():
+        offsets = {partition: each.offset for partition, each in (found or {}).items() if partition in existing}
+        if found is None or not offsets.keys() <= ends.keys():
+            lags[group] = None
+        elif offsets:
+            lags[group] = sum(max(0, ends[partition] - offset) for partition, offset in offsets.items())
+    return lags
 
 
 async def _min_isr(admin: Admin, topics: Mapping[str, TopicDescription]) -> dict[str, int]:
@@ -440,13 +448,15 @@ async def _min_isr(admin: Admin, topics: Mapping[str, TopicDescription]) -> dict
     }
 
 
-async def _sampled_offsets(admin: Admin) -> dict[str, Committed]:
+async def _sampled_offsets(admin: Admin) -> dict[str, Committed | None] | None:
+    """Return the committed offsets of each sampled group, or None. None: not all groups could be listed."""
     try:
         groups = [each.group for each in await admin.list_groups()]
     except MinibrokerError:
-        return {}
-    found, _ = await _committed(admin, dict.fromkeys(groups[:GROUPS_SAMPLED]))
-    return found
+        return None
+    sampled = groups[:GROUPS_SAMPLED]
+    found, _ = await _committed(admin, dict.fromkeys(sampled))
+    return {group: found.get(group) for group in sampled}
 
 
 Committed = dict[TopicPartition, OffsetAndMetadata]

@@ -53,8 +53,10 @@ class Sight(NamedTuple):
     follower_lag: int | None
     """Committed records that in-sync and other followers lack, summed up. None: the broker of a replica did not
     answer."""
-    group_lags: Mapping[str, int | None]
-    """None: the group has committed nothing, or the end of one of its partitions is not known."""
+    group_lags: Mapping[str, int | None] | None
+    """Of groups that have committed. None: the groups, the commits of one, or the end of a partition are not known."""
+    without_commit: int = 0
+    """Groups that have committed nothing, so that they have no lag."""
 
 
 class Sample(NamedTuple):
@@ -65,31 +67,49 @@ class Sample(NamedTuple):
     """The mean time of producers' requests since the sample before. None: there were none, or it is not known."""
     waiting: int | None
     """Producers' requests that wait for followers. None: not known."""
-    leaderless: int
-    under_replicated: int
+    leaderless: int | None
+    """None: no broker answered."""
+    under_replicated: int | None
+    """None: no broker answered."""
     follower_lag: int | None
     """None: not known."""
     group_lag: int | None
-    """Of the sampled groups whose lag is known. None: it is of none of them."""
+    """Of the sampled groups. None: that of one is not known, or none has committed."""
     refused_per_s: float | None = None
     """Producers' batches that brokers answered with an error. None: not known."""
+
+    @property
+    def is_gap(self) -> bool:
+        """Whether no broker answered."""
+        return self.leaderless is None
+
+
+def total_lag(sight: Sight) -> int | None:
+    """Return the lag of all sampled groups; None if that of one is not known, or no group has committed."""
+    if sight.group_lags is None or (not sight.group_lags and sight.without_commit):
+        return None
+    known = [lag for lag in sight.group_lags.values() if lag is not None]
+    return sum(known) if len(known) == len(sight.group_lags) else None
 
 
 class Lags:
     """The lag of groups in the last ten minutes: of those that are sampled, and of others while a page shows them."""
 
     def __init__(self) -> None:
-        self._lags: dict[str, deque[tuple[float, int]]] = {}
+        self._lags: dict[str, deque[tuple[float, int | None]]] = {}
         """By group; the latest comes last."""
         self.version = 0
         """Increases with each value."""
 
-    def add(self, at_s: float, lags: Mapping[str, int]) -> None:
-        """Groups on a page are read more often than they are sampled, and those readings are left out."""
+    def add(self, at_s: float, lags: Mapping[str, int | None]) -> None:
+        """Add lags; None: it is not known. Groups on a page are read more often than they are sampled, and those
+        readings are left out, unless a lag becomes known or unknown."""
         for group, lag in lags.items():
+            if lag is None and group not in self._lags:
+                continue
             kept = self._lags.pop(group, deque())
             self._lags[group] = kept
-            if not kept or at_s - kept[-1][0] >= EVERY_S / 2:
+            if not kept or at_s - kept[-1][0] >= EVERY_S / 2 or (kept[-1][1] is None) != (lag is None):
                 kept.append((at_s, lag))
                 self.version += 1
             while kept[0][0] < at_s - KEPT_S:
@@ -99,7 +119,11 @@ class Lags:
                 break
             del self._lags[group]
 
-    def of(self, group: str) -> Sequence[tuple[float, int]]:
+    def lost(self, at_s: float) -> None:
+        """No lag is known."""
+        self.add(at_s, dict.fromkeys(self._lags))
+
+    def of(self, group: str) -> Sequence[tuple[float, int | None]]:
         """Return the lags with their times, by the wall clock."""
         return tuple(self._lags.get(group, ()))
 
@@ -137,7 +161,8 @@ class Sampler:
             sight, counters = await asyncio.gather(self._look(), asyncio.to_thread(self._ask_for_counters))
         except (TimeoutError, MinibrokerError):
             self._before, self.rates, self.topics = None, [], {}
-            self.version += 1
+            self._add(Sample(time.time(), *[None] * 7))
+            self.lags.lost(time.time())
             return
         now_s, at_s = time.monotonic(), time.time()
         self._seen, self.rates = look(self._seen, counters, now_s)
@@ -147,20 +172,27 @@ class Sampler:
             rate = sum(self.topics.values())
         self._before = now_s, sight
         waiting = int(sum(each.waiting for each in counters.values())) if counters else None
-        known = {group: lag for group, lag in sight.group_lags.items() if lag is not None}
-        self._samples.append(
+        self._add(
             Sample(
                 at_s,
                 rate,
                 mean_ms(self.rates),
                 waiting,
-                *sight[1:-1],
-                sum(known.values()) if known or not sight.group_lags else None,
+                sight.leaderless,
+                sight.under_replicated,
+                sight.follower_lag,
+                total_lag(sight),
                 refused_per_s(self.rates),
             )
         )
-        self.lags.add(at_s, known)
-        while self._samples[0].at_s < at_s - KEPT_S:
+        if sight.group_lags is None:
+            self.lags.lost(at_s)
+        else:
+            self.lags.add(at_s, sight.group_lags)
+
+    def _add(self, sample: Sample) -> None:
+        self._samples.append(sample)
+        while self._samples[0].at_s < sample.at_s - KEPT_S:
             self._samples.popleft()
         self.version += 1
 

@@ -60,6 +60,13 @@ class Groups(NamedTuple):
     """Brokers that did not list their groups."""
 
     @property
-    def lags(self) -> dict[str, int]:
-        """The known ones of the groups that the page shows."""
-        return {each.group.group: each.lag for each in self.details if each.lag is not None}
+    def lags(self) -> dict[str, int | None]:
+        """Those of the groups that the page shows. None: it is not known."""
+        return {**dict.fromkeys(self.failed), **{each.group.group: lag_of(each) for each in self.details}}
+
+
+def lag_of(details: GroupDetails) -> int | None:
+    """Return the lag of a group; None if it has committed nothing, or the end of a partition is not known."""
+    if any(each.committed is not None and each.end_offset is None for each in details.partitions):
+        return None
+    return details.lag

@@ -210,7 +210,7 @@ def test_a_paused_broker_counts_down_to_the_end_of_its_session(minibroker: Shell
     assert "No broker answers" not in console.page("/metrics")
     # ZooKeeper ends it, as the page has said.
     overview.until("brokers", "? paused (out of the cluster)", "over; last answer at")
-    overview.until("problems", f"Broker {paused} is paused", f"<code>minibroker resume {paused}</code>")
+    overview.until("problems", f"broker {paused} is paused", f"<code>minibroker resume {paused}</code>")
     minibroker.ok("resume", paused)
     overview.until("problems", 'id="section-problems"></section>')
 

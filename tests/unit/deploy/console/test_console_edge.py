@@ -259,7 +259,7 @@ async def test_the_overview_shows_problems_also_if_no_broker_answers() -> None:
     console = _console(cluster, health=lambda: status)
     page = (await Request(console.application("127.0.0.1"), "/").ended()).body.decode()
     assert "No broker answers" in page
-    assert "The cluster is down: <code>minibroker up</code>" in page
+    assert "the cluster is down: <code>minibroker up</code>" in page
 
 
 def test_a_pause_has_a_limit() -> None:

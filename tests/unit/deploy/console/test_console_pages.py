@@ -245,6 +245,13 @@ def test_the_overview_names_the_problems_of_status_and_the_injected_faults() -> 
     assert "no cluster" in pages.problem_section(None, "there is no cluster")["problems"]
 
 
+def test_a_problem_that_begins_with_the_name_of_a_topic_keeps_it() -> None:
+    health = replace(_status(), offline_partitions=["orders-0"])
+    html = pages.problem_section(health, None)["problems"]
+    assert "<li>orders-0 without a leader" in html
+    assert "Orders" not in html
+
+
 def test_an_answer_to_a_later_question_outweighs_a_question_that_is_still_open() -> None:
     contacts = Contacts()
     contacts.asked({1: True}, 10.5, 10.6, 0)
@@ -425,11 +432,16 @@ def test_a_group_shows_its_lag_over_time_and_its_last_rebalances_with_their_reas
     )
     coordinator = Coordinator(2, Address("127.0.0.1", 9093))
     group = GroupDescription("billing", "Stable", "consumer", "range", coordinator, (), rebalances)
-    lags = {"billing": [(0.0, 99_999), (900.0, 40), (995.0, 1_234)]}
+    lags: dict[str, list[tuple[float, int | None]]] = {"billing": [(0.0, 99_999), (900.0, 40), (995.0, 1_234)]}
     lag = PartitionLag(TopicPartition("orders", 0), OffsetAndMetadata(0, None, ""), 1_234, None)
     groups = Groups((GroupDetails(group, (lag,)),), {}, 1, ())
     unknown = Groups((GroupDetails(group, ()),), {}, 1, ())
     html = pages.group_sections(unknown, Query(), lambda name: lags[name], 1_000.0)["groups"]
+    assert "unknown now; 40 to 1,234" in html
+    behind = Groups((GroupDetails(group, (lag, lag._replace(end_offset=None))),), {"failed": "no answer"}, 1, ())
+    assert behind.lags == {"billing": None, "failed": None}
+    html = pages.group_sections(behind, Query(), lambda name: lags[name], 1_000.0)["groups"]
+    assert "lag unknown" in html
     assert "unknown now; 40 to 1,234" in html
     html = pages.group_sections(groups, Query(), lambda name: lags[name], 1_000.0)["groups"]
     assert "1,234 records now; 40 to 1,234" in html

@@ -8,7 +8,7 @@ from minibroker.client.administering.topics import PartitionDescription
 from minibroker.client.cli.timelines.story import Story
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.deploy.console.plots import BOTTOM, GAP_S, HEIGHT, LEFT, RIGHT, TOP, WIDTH, metric_sections, plot_of
-from minibroker.deploy.console.reading import follower_lag, sampled_lag
+from minibroker.deploy.console.reading import follower_lag, sampled_lags
 from minibroker.deploy.console.sampling import (
     KEPT_S,
     MAX_GROUPS_KEPT,
@@ -49,7 +49,8 @@ async def test_a_cluster_that_does_not_answer_leaves_a_gap() -> None:
     assert (rates[1] or 0) > 0
     assert sampler.version == 4
     assert sampler.samples[0][3:] == (None, 1, 2, 3, 4, None)
-    assert [lag for _, lag in sampler.lags.of("billing")] == [3]
+    assert [lag for _, lag in sampler.lags.of("billing")] == [3, None, 3]
+    assert [sample.is_gap for sample in sampler.samples] == [False, False, True, False]
 
 
 def test_lags_are_kept_for_ten_minutes_whether_sampled_or_seen_on_a_page() -> None:
@@ -59,8 +60,14 @@ def test_lags_are_kept_for_ten_minutes_whether_sampled_or_seen_on_a_page() -> No
     lags.add(1_005.0, {"billing": 7})
     assert lags.of("billing") == ((1_000.0, 5), (1_005.0, 7))
     assert lags.version == 3
+    lags.add(1_006.0, {"billing": None, "nobody": None})
+    lags.add(1_006.5, {"billing": None})
+    lags.add(1_007.0, {"billing": 7})
+    assert lags.of("billing")[2:] == ((1_006.0, None), (1_007.0, 7))
+    assert lags.of("nobody") == ()
     lags.add(1_004.0 + KEPT_S, {"billing": 8})
-    assert lags.of("billing") == ((1_005.0, 7), (1_004.0 + KEPT_S, 8))
+    assert lags.of("billing")[0] == (1_005.0, 7)
+    assert lags.of("billing")[-1] == (1_004.0 + KEPT_S, 8)
     assert lags.of("audit") == ()
     lags.add(5_000.0, {f"group-{number}": 0 for number in range(MAX_GROUPS_KEPT + 3)})
     assert (lags.of("group-2"), lags.of("group-3")) == ((), ((5_000.0, 0),))
@@ -83,6 +90,9 @@ def test_what_is_unknown_is_a_gap_and_not_zero() -> None:
     assert "unknown now; 7 to 7" in html
     assert "unknown now; 3 to 3" in html
     assert "lack: unknown" in metric_sections(samples[1:], [], 1_000.0)["plots"]
+    lost = Sample(995.0, None, None, None, None, None, None, None)
+    html = metric_sections([samples[0], lost, samples[0]._replace(at_s=999.0)], [], 1_000.0)["plots"]
+    assert "polyline" not in html
 
 
 def test_the_lag_of_a_dead_follower_and_of_a_group_without_a_commit_is_unknown() -> None:
@@ -91,20 +101,29 @@ def test_the_lag_of_a_dead_follower_and_of_a_group_without_a_commit_is_unknown()
     assert follower_lag([partition], {1: {ORDERS: 0}}) is None
     deleted = TopicPartition("deleted", 0)
     committed = {ORDERS: OffsetAndMetadata(3, None, ""), deleted: OffsetAndMetadata(1, None, "")}
-    assert sampled_lag(committed, {ORDERS}, {ORDERS: 10}) == 7
-    assert sampled_lag(committed, {ORDERS}, {}) is None
-    assert sampled_lag({}, {ORDERS}, {ORDERS: 10}) is None
+    groups = {"billing": committed, "unread": None, "none": {}}
+    assert sampled_lags(groups, {ORDERS}, {ORDERS: 10}) == {"billing": 7, "unread": None}
+    assert sampled_lags(groups, {ORDERS}, {}) == {"billing": None, "unread": None}
 
 
-async def test_a_group_without_a_commit_has_no_point() -> None:
+async def test_a_lag_that_is_not_known_makes_the_sum_unknown_and_no_zero() -> None:
+    sights = [
+        Sight({}, 0, 0, None, {"billing": 3}, 1),
+        Sight({}, 0, 0, None, {"billing": None, "audit": 0}),
+        Sight({}, 0, 0, None, None),
+        Sight({}, 0, 0, None, {}, 1),
+        Sight({}, 0, 0, None, {}),
+    ]
+    left = iter(sights)
+
     async def look() -> Sight:
-        return Sight({}, 0, 0, None, {"none": None, "billing": 3})
+        return next(left)
 
     sampler = Sampler(look, None)
-    await sampler.sample()
-    assert sampler.lags.of("none") == ()
-    assert [lag for _, lag in sampler.lags.of("billing")] == [3]
-    assert (sampler.samples[0].follower_lag, sampler.samples[0].group_lag) == (None, 3)
+    for _ in sights:
+        await sampler.sample()
+    assert [sample.group_lag for sample in sampler.samples] == [3, None, None, None, 0]
+    assert [lag for _, lag in sampler.lags.of("billing")] == [3, None]
 
 
 def test_points_that_are_far_apart_are_not_joined() -> None:
