@@ -7,7 +7,7 @@ from collections.abc import Iterable, Sequence
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.timelines.words import clock_time
 from minibroker.deploy.console.faults import ACTIONS, Applied, MemberState
-from minibroker.deploy.console.markup import Content, Markup, element
+from minibroker.deploy.console.markup import Content, Markup, element, in_words
 from minibroker.deploy.console.parts import Sections, section, table
 
 PATH = "/faults"
@@ -29,7 +29,11 @@ def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Appl
             "tr",
             element("td", clock_time(each.at_ms), class_="time"),
             element("th", each.command, scope="row"),
-            element("td", "under way" if each.said is None else each.said, class_="dead" if each.failed else None),
+            element(
+                "td",
+                "under way" if each.said is None else in_words(each.said),
+                class_="reason dead" if each.failed else "reason",
+            ),
         )
         for each in applied[: -SHOWN - 1 : -1]
     ]
@@ -96,7 +100,7 @@ def _row(
         "tr",
         element("th", name, scope="row"),
         element("td", state, class_=kind),
-        element("td", [f"{'; '.join(faults)}: ", heal] if faults else "–"),
+        element("td", [f"{'; '.join(faults)}: ", heal] if faults else "–", class_="reason"),
         element("td", form, class_="commands"),
     )
 

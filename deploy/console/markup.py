@@ -6,6 +6,7 @@ module makes. Rejected: a template engine, another dependency for three pages, w
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterable
 from html import escape
 
@@ -20,6 +21,7 @@ class Markup(str):
 
 Content = str | int | Iterable["Content"] | None
 
+_LINK = re.compile(r"\[([^\[\]]+)\]\([\w.#/-]+\)")
 _VOID = frozenset({"input", "link", "meta"})
 
 
@@ -33,6 +35,15 @@ def element(tag: str, *contents: Content, **attributes: str | int | bool | None)
     data-x."""
     shown = "".join(_attribute(name, value) for name, value in attributes.items())
     return Markup(f"<{tag}{shown}>" if tag in _VOID else f"<{tag}{shown}>{markup(*contents)}</{tag}>")
+
+
+def in_words(text: str) -> Markup:
+    """Return a sentence of messages and documentation: as a command what stands in backquotes, and of a link to a
+    document, which the console does not serve, the words."""
+    parts = _LINK.sub(r"\1", text).split("`")
+    if len(parts) % 2 == 0:  # a backquote without its pair is text
+        parts[-2:] = ["`".join(parts[-2:])]
+    return markup(*(element("code", part) if at % 2 else part for at, part in enumerate(parts)))
 
 
 def _text(content: Content) -> str:

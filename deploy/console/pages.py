@@ -12,7 +12,7 @@ from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds
 from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
-from minibroker.deploy.console.markup import Content, Markup, element
+from minibroker.deploy.console.markup import Content, Markup, element, in_words
 from minibroker.deploy.console.parts import Sections, address, capitalized, number, pager, section, table
 from minibroker.deploy.console.plots import figure, within
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline, lag_of
@@ -81,12 +81,7 @@ def problem_section(health: Status | None, error: str | None) -> Sections:
 
 def _lines(texts: Sequence[str]) -> Markup:
     """Show sentences as `minibroker status` prints them, not capitalized: some begin with the name of a topic."""
-    return element("ul", [element("li", _with_commands(text)) for text in texts])
-
-
-def _with_commands(text: str) -> Content:
-    """Show what stands in backquotes as a command, to be copied."""
-    return [element("code", part) if at % 2 else part for at, part in enumerate(text.split("`"))]
+    return element("ul", [element("li", in_words(text)) for text in texts])
 
 
 def overview_sections(state: ClusterState | None, query: Query, health: Status | None = None) -> Sections:
@@ -109,6 +104,8 @@ def overview_sections(state: ClusterState | None, query: Query, health: Status |
             _partition_table(view.troubles, view.brokers, "Partitions in trouble"),
             element("p", f"and {rest:,} more") if rest else None,
         ]
+    elif health is not None and health.is_any_partition_in_trouble:
+        troubles = []  # the two looks are seconds apart, and the problems above say what is known
     else:
         troubles = [element("p", "✓ Every partition has a leader, and all replicas are in sync.", class_="good")]
     if query.topic:
@@ -120,7 +117,7 @@ def overview_sections(state: ClusterState | None, query: Query, health: Status |
         element("h2", heading),
         _internal_link(query, view.internal) if not query.topic else None,
         pager("/", query, view.page, view.pages, f"{view.selected:,} partitions"),
-        _partition_table(view.partitions, view.brokers, heading) if view.partitions else element("p", empty),
+        _partition_table(view.partitions, view.brokers, heading) if view.partitions else element("p", in_words(empty)),
     ]
     return {
         "summary": section(
@@ -140,7 +137,7 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
             element("th", broker.id, scope="row"),
             element("td", _state_words(broker), class_="silent" if broker.state in UNCERTAIN else broker.state),
             element("td", broker.address or "–"),
-            element("td", session_words(broker), class_="silent" if broker.state in UNCERTAIN else None),
+            element("td", session_words(broker), class_="reason silent" if broker.state in UNCERTAIN else "reason"),
             element("td", "controller" if broker.is_controller else ""),
             number(broker.leads),
             number(broker.in_sync),
@@ -260,6 +257,7 @@ def _partition_row(partition: PartitionView) -> Markup:
             "td",
             element("strong", partition.trouble) if partition.trouble else None,
             f" ({partition.detail})" if partition.detail else None,
+            class_="reason",
         ),
         class_=ROWS.get(partition.trouble),
     )
@@ -289,7 +287,7 @@ def failover_sections(
     if timeline is None:
         return {"missing": section("missing"), "faults": section("faults"), "failovers": section("failovers")}
     missing = [
-        element("li", f"The entries of broker {broker_id} are missing: {reason}")
+        element("li", in_words(f"The entries of broker {broker_id} are missing: {reason}"))
         for broker_id, reason in timeline.missing.items()
     ]
     at, pages, shown = page_of(stories[::-1], query.page, STORIES_A_PAGE)
@@ -334,7 +332,9 @@ def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content
                 element("td", clock_time(fault.at_ms), class_="time"),
                 element("th", fault.command, scope="row"),
                 element(
-                    "td", "under way" if fault.said is None else fault.said, class_="dead" if fault.failed else None
+                    "td",
+                    "under way" if fault.said is None else in_words(fault.said),
+                    class_="reason dead" if fault.failed else "reason",
                 ),
                 element("td", element("ul", links) if links else "–"),
             )
@@ -403,7 +403,9 @@ def group_sections(groups: Groups | None, query: Query, lags_of: LagsOf, now_s: 
     problems += [f"Broker {broker} did not list its groups." for broker in groups.silent]
     at, pages, _ = page_of(range(groups.selected), query.page, GROUPS_A_PAGE)
     return {
-        "failed": section("failed", element("ul", [element("li", text) for text in problems]) if problems else None),
+        "failed": section(
+            "failed", element("ul", [element("li", in_words(text)) for text in problems]) if problems else None
+        ),
         "groups": section(
             "groups",
             pager("/groups", query, at, pages, counted(groups.selected, "group")),
@@ -451,7 +453,9 @@ def _group(details: GroupDetails, sampled: Sequence[tuple[float, int | None]], n
         figure(f"lag-{group.group}", "Lag in the last ten minutes", " records", lags_known),
         table("Members", ("Client", "Member", "Host", "Partitions", "Lag"), members) if members else None,
         table("Partitions", header, lags) if lags else None,
-        element("p", f"and {rest:,} more partitions: `minibroker groups describe` shows all") if rest else None,
+        element("p", in_words(f"and {rest:,} more partitions: `minibroker groups describe` shows all"))
+        if rest
+        else None,
         _rebalances(group.rebalances, group.coordinator.node_id),
     )
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from urllib.parse import urlencode
 
-from minibroker.deploy.console.markup import Content, Markup, element, markup
+from minibroker.deploy.console.markup import Content, Markup, element, in_words, markup
 from minibroker.deploy.console.views import Query
 from minibroker.protocol.words import all_of
 
@@ -97,12 +97,15 @@ def notice(error: str | None, has_state: bool, silent: Sequence[int] = ()) -> Ma
                 element("strong", f"{capitalized(all_of('broker', silent))} {do} not answer. "),
                 f"{then} all others have answered.",
             ),
-            element("p", error),
+            element("p", in_words(error)),
             role="alert",
         )
     then = "The page shows the last known state." if has_state else "There is nothing to show yet."
     return section(
-        "notice", element("p", element("strong", "No broker answers. "), then), element("p", error), role="alert"
+        "notice",
+        element("p", element("strong", "No broker answers. "), then),
+        element("p", in_words(error)),
+        role="alert",
     )
 
 

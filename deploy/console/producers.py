@@ -196,7 +196,7 @@ def producer_sections(rates: Sequence[Rates], topics: Mapping[str, float]) -> Se
     else:
         text = (
             "Times and waiting requests come from the metrics ports of the brokers, and appear with the second sample "
-            "of a cluster of this machine (`--data`)."
+            "of a cluster of this machine (--data)."
         )
     contents.append(element("p", text, class_="legend"))
     busiest = sorted(topics.items(), key=lambda one: (-one[1], one[0]))
@@ -216,7 +216,7 @@ def _row(rates: Rates) -> Markup:
         state = element("td", f"✗ stalled for {rates.stalled_s:.0f} s", class_="dead")
     elif rates.refused_per_s:
         errors = ", ".join(f"{error} {rate:,.1f}/s" for error, rate in rates.refused_per_s.items())
-        state = element("td", f"✗ refuses: {errors}", class_="dead")
+        state = element("td", f"✗ refuses: {errors}", class_="reason dead")
     else:
         state = element("td", "✓ answers" if rates.requests_per_s else "no request")
     return element(

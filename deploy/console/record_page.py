@@ -8,7 +8,7 @@ from typing import NamedTuple
 from minibroker.client.administering.configs import ConfigEntry
 from minibroker.client.cli.configs import SOURCES
 from minibroker.client.cli.timelines.words import date_and_time
-from minibroker.deploy.console.markup import Content, Markup, element
+from minibroker.deploy.console.markup import Content, Markup, element, in_words
 from minibroker.deploy.console.parts import Sections, address, number, section, table, topic_input
 from minibroker.deploy.console.records import FORMATS, MAX_PARTITIONS, SHOWN, Records, shown
 from minibroker.deploy.console.views import Query
@@ -67,7 +67,7 @@ def record_sections(records: Records | None, query: Query) -> Sections:
             ),
             "records": section("records"),
         }
-    problem = element("p", records.problem, class_="bad", role="alert") if records.problem else None
+    problem = element("p", in_words(records.problem), class_="bad", role="alert") if records.problem else None
     total = sum(extent.end - extent.first for extent in records.extents.values())
     facts: list[Content] = []
     if records.extents:
@@ -163,7 +163,7 @@ def settings_sections(settings: Settings | None, query: Query) -> Sections:
         "settings": section(
             "settings",
             element("h2", f"Settings of {settings.owner}"),
-            element("p", settings.problem, class_="bad", role="alert") if settings.problem else None,
+            element("p", in_words(settings.problem), class_="bad", role="alert") if settings.problem else None,
             table(f"Settings of {settings.owner}", header, [_setting(each) for each in given])
             if given
             else None
@@ -191,8 +191,8 @@ def _setting(entry: ConfigEntry) -> Markup:
         element(
             "th",
             entry.name,
-            element("p", entry.documentation, class_="meaning") if entry.documentation else None,
-            element("p", entry.problem, class_="bad") if entry.problem else None,
+            element("p", in_words(entry.documentation), class_="meaning") if entry.documentation else None,
+            element("p", in_words(entry.problem), class_="bad") if entry.problem else None,
             scope="row",
         ),
         element("td", value, class_="data"),

@@ -120,6 +120,16 @@ class Status(msgspec.Struct, frozen=True):
     def is_unknown(self) -> bool:
         return self.offline_partitions is None
 
+    @property
+    def is_any_partition_in_trouble(self) -> bool:
+        return bool(
+            self.is_unknown
+            or self.offline_partitions
+            or self.under_replicated_partitions
+            or self.under_min_isr_partitions
+            or any(broker.unanswered_partitions for broker in self.brokers)
+        )
+
     def problems(self) -> list[str]:
         """Return the problems, each a sentence with the remedy; none if the cluster is healthy."""
         found: list[str] = []

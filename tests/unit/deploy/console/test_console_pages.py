@@ -20,7 +20,7 @@ from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import Address
 from minibroker.deploy.console import pages
 from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
-from minibroker.deploy.console.markup import Markup, element, markup
+from minibroker.deploy.console.markup import Markup, element, in_words, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
@@ -243,6 +243,30 @@ def test_the_overview_names_the_problems_of_status_and_the_injected_faults() -> 
     assert "is full &lt;&amp;&gt;: <code>minibroker heal 2</code>" in html
     assert pages.problem_section(_status(), None)["problems"] == '<section id="section-problems"></section>'
     assert "no cluster" in pages.problem_section(None, "there is no cluster")["problems"]
+
+
+def test_nothing_is_said_to_be_in_order_while_a_problem_of_partitions_is_listed() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2], [1, 2])))
+    assert "✓ Every partition" in pages.overview_sections(state, Query(), _status())["troubles"]
+    for health in (
+        replace(_status(), offline_partitions=["orders-0"]),
+        replace(_status(), under_replicated_partitions=["orders-0"]),
+        replace(_status(), under_min_isr_partitions=["orders-0"]),
+        _status(paused=True, unanswered_partitions=["orders-0"]),
+        replace(_status(), offline_partitions=None),
+    ):
+        assert health.problems()
+        assert "✓" not in pages.overview_sections(state, Query(), health)["troubles"]
+
+
+def test_words_show_commands_as_such_and_of_links_to_documents_only_the_words() -> None:
+    assert in_words("see `minibroker logs 2` and [Access <control>](access-control.md#users).") == (
+        "see <code>minibroker logs 2</code> and Access &lt;control&gt;."
+    )
+    assert in_words("one ` alone, and [a] (b)") == "one ` alone, and [a] (b)"
+    assert in_words("`a` and one ` alone") == "<code>a</code> and one ` alone"
+    html = pages.overview_sections(_state(), Query())["partitions"]
+    assert "<code>minibroker topics create NAME</code>" in html
 
 
 def test_a_problem_that_begins_with_the_name_of_a_topic_keeps_it() -> None:

@@ -115,5 +115,5 @@ def test_producers_are_shown_by_broker_and_by_topic(stalled_s: float, said: str)
 
 def test_without_metrics_ports_only_topics_have_rates() -> None:
     html = producer_sections([], {"orders": 5.0})["producers"]
-    assert "`--data`" in html
+    assert "(--data)" in html
     assert "orders" in html
