@@ -9,6 +9,7 @@ GroupErrors and BatchDeliveryFailed.
 from __future__ import annotations
 
 import re
+import shlex
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from functools import partial
@@ -16,6 +17,7 @@ from types import MappingProxyType
 from typing import Any, ClassVar, Generic, NamedTuple, Never, TypeVar
 
 from minibroker.client.shown import shown, shows_only
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
@@ -31,6 +33,23 @@ def no_such_partition(partition: TopicPartition, count: int, doing: str = "") ->
         ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
         f"{doing}{topic} has no partition {index}: its partitions are 0 to {count - 1}. Name one of them, or add "
         f"partitions with `minibroker topics alter {topic} --partitions {index + 1}`",
+        is_complete=True,
+    )
+
+
+def topic_error(
+    code: ErrorCode, detail: str, topic: str, principal: str | None, operation: AclOperation = AclOperation.DESCRIBE
+) -> BrokerError:
+    """Return the error of a topic in an answer of Metadata, which has no text. `operation`: what the client wants to do
+    in the end, which includes Describe. `principal` is None if the client does not know its own."""
+    if code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+        return BrokerError(code, detail)
+    who = principal or "this client's principal, which the broker's log names,"
+    allowed = "PRINCIPAL" if principal is None else shlex.quote(principal)
+    return BrokerError(
+        code,
+        f"{who} may not Describe Topic {topic!r}: an administrator can allow it with `minibroker acls add "
+        f"--allow-principal {allowed} --operation {operation.shown} --topic {shlex.quote(topic)}`",
         is_complete=True,
     )
 

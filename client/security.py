@@ -78,6 +78,13 @@ class Protection(NamedTuple):
     sasl: Credentials | None = None
     """None: the client does not authenticate itself, except perhaps by its certificate."""
 
+    @property
+    def principal(self) -> str | None:
+        """The principal that brokers give the client. None: only they know it, from a certificate or a token."""
+        if self.sasl is not None:
+            return f"User:{self.sasl.username}" if self.sasl.username else None
+        return "User:ANONYMOUS" if self.tls is None else None
+
 
 UNPROTECTED = Protection()
 

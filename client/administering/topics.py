@@ -9,11 +9,11 @@ from random import Random
 from typing import NamedTuple
 
 from minibroker.client.administering.requests import AdminRequests
-from minibroker.client.errors import InvalidSetting, TopicErrors, no_such_partition
+from minibroker.client.errors import InvalidSetting, TopicErrors, no_such_partition, topic_error
 from minibroker.client.settings import about, check_integer, check_names, check_text, check_topic_name
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import CREATE_PARTITIONS, CREATE_TOPICS, DELETE_TOPICS
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, error_of
+from minibroker.protocol.errors import ErrorCode, MinibrokerError, error_of
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from minibroker.protocol.topic_ids import NO_TOPIC, NONCE_BYTES
 
@@ -90,7 +90,9 @@ async def describe(requests: AdminRequests, names: Iterable[str] | None) -> dict
     """See `Admin.describe_topics`."""
     response = await requests.metadata(None if names is None else check_names("names", names))
     errors: dict[str, MinibrokerError] = {
-        topic.name: BrokerError(error_of(topic.error_code), f"topic {topic.name!r}")
+        topic.name: topic_error(
+            error_of(topic.error_code), f"topic {topic.name!r}", topic.name, requests.runtime.protection.principal
+        )
         for topic in response.topics
         if topic.error_code != ErrorCode.NONE and not topic.partitions
     }
@@ -211,15 +213,16 @@ async def existing(
     asked = list(partitions)
     response = await requests.metadata(sorted({partition.topic for partition in asked}))
     topics = {topic.name: topic for topic in response.topics}
-    problems = {partition: _missing(partition, topics.get(partition.topic)) for partition in asked}
+    principal = requests.runtime.protection.principal
+    problems = {partition: _missing(partition, topics.get(partition.topic), principal) for partition in asked}
     errors = {partition: problem for partition, problem in problems.items() if problem is not None}
     return {name: topic.topic_id for name, topic in topics.items()}, errors
 
 
-def _missing(partition: TopicPartition, topic: m.MetadataTopic | None) -> MinibrokerError | None:
+def _missing(partition: TopicPartition, topic: m.MetadataTopic | None, principal: str | None) -> MinibrokerError | None:
     if topic is None or not topic.partitions:
         code = ErrorCode.UNKNOWN_TOPIC_OR_PARTITION if topic is None else error_of(topic.error_code)
-        return BrokerError(code, partition.topic)
+        return topic_error(code, partition.topic, partition.topic, principal)
     if all(one.partition_index != partition.partition for one in topic.partitions):
         return no_such_partition(partition, len(topic.partitions))
     return None

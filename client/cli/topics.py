@@ -29,7 +29,9 @@ from minibroker.client.cli.terminal.output import (
     settings_of,
 )
 from minibroker.client.cli.topic_details import PartitionDetails, details_of, own_settings
-from minibroker.client.errors import PartitionErrors, no_such_partition
+from minibroker.client.errors import PartitionErrors, no_such_partition, topic_error
+from minibroker.protocol.acls import AclOperation
+from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import UP_TO_HIGH_WATERMARK
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition, topic_name_problem
 from minibroker.protocol.words import plural
@@ -53,10 +55,21 @@ def open_admin(bootstrap: str) -> Admin:
     return Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS, **security.chosen())
 
 
-async def described(bootstrap: str, topic: str) -> TopicDescription:
-    """Return the topic's current description. Raises BrokerError at once if it does not exist."""
+async def described(bootstrap: str, topic: str, operation: AclOperation = AclOperation.DESCRIBE) -> TopicDescription:
+    """As `describe_for`, with an admin client of its own."""
     async with open_admin(bootstrap) as admin:
+        return await describe_for(admin, topic, operation)
+
+
+async def describe_for(admin: Admin, topic: str, operation: AclOperation) -> TopicDescription:
+    """Return the topic's current description. Raises BrokerError at once if it does not exist, and one that names
+    `operation`, which the command wants to do in the end, if the user may not know the topic."""
+    try:
         return await admin.describe_topic(topic)
+    except BrokerError as error:
+        if error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
+            raise topic_error(error.code, "", topic, security.principal(), operation) from None
+        raise
 
 
 @app.command()

@@ -23,13 +23,14 @@ from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderReque
 from minibroker.client.cluster.metadata import UNKNOWN_FOR_S, Leader
 from minibroker.client.cluster.offsets import CONSUMER, Found, OffsetAndTimestamp, ask_leader
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition
+from minibroker.client.errors import CorruptBatch, LogTruncated, no_such_partition, topic_error
 from minibroker.client.fetching.fetch_settings import FetchSettings
 from minibroker.client.fetching.fetch_state import FetchedBatch, TopicPartitionState, due_fetches
 from minibroker.client.fetching.partitions import FetchedPartitions
 from minibroker.client.log import Logger
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol import messages as m
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.apis import FETCH
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import (
@@ -149,7 +150,7 @@ class Fetcher:
         if leader is None:
             code = self._metadata.cluster.errors.get(state.partition.topic)
             if code is not None:
-                return str(BrokerError(code, state.partition.topic))
+                return str(self._topic_error(code, state.partition.topic, state.partition.topic))
             return str(self._metadata.last_error or "it has no leader that can be reached")
         if (error := self._requests.connection_error(leader.node_id)) is not None:
             return str(error)
@@ -187,7 +188,9 @@ class Fetcher:
         for topic, missing_since in self._missing_since.items():
             if now >= missing_since + UNKNOWN_TOPIC_PATIENCE_S:
                 code = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                self._partitions.errors.append(BrokerError(code, f"for {now - missing_since:.0f} s: {topic}"))
+                self._partitions.errors.append(
+                    self._topic_error(code, f"for {now - missing_since:.0f} s: {topic}", topic)
+                )
                 self._missing_since[topic] = now  # report it again after the same time
         for state in self._partitions.states.values():
             if state not in problems:
@@ -228,13 +231,16 @@ class Fetcher:
             self._partitions.are_gone(topic, states)
         self._requests.wake()
 
+    def _topic_error(self, code: ErrorCode, detail: str, topic: str) -> BrokerError:
+        return topic_error(code, detail, topic, self._runtime.protection.principal, AclOperation.READ)
+
     def _problem(self, state: TopicPartitionState) -> Callable[[str], BrokerError] | None:
         """Return the error in a partition's metadata that time alone will not cure, as a function of the beginning of
         its text; None if there is none."""
         topic, index = state.partition
         code = self._metadata.cluster.errors.get(topic)
         if code is not None:
-            return lambda when: BrokerError(code, f"{when}{topic}")
+            return lambda when: self._topic_error(code, f"{when}{topic}", topic)
         info = self._metadata.cluster.topics.get(topic)
         if info is None:
             return None

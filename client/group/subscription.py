@@ -8,11 +8,12 @@ from collections.abc import Iterable, Mapping, Sequence
 from contextlib import suppress
 from typing import Any, NamedTuple
 
-from minibroker.client.cluster.metadata import Cluster, Metadata, TopicInfo
+from minibroker.client.cluster.metadata import Metadata, TopicInfo
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.errors import InvalidSetting, no_such_partition
+from minibroker.client.errors import InvalidSetting, no_such_partition, topic_error
 from minibroker.client.settings import check_names, check_partitions
 from minibroker.client.stalls import STALL_S, Stalls
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode
 from minibroker.protocol.model import TopicPartition
 
@@ -99,7 +100,7 @@ class Selection:
         clock, metadata = runtime.clock, runtime.metadata
         deadline = clock.monotonic() + patience_s
         stalls: Stalls[str] = Stalls(runtime.connections.client_id)
-        while (problem := self._missing(metadata.cluster)) is not None:
+        while (problem := self._missing(runtime)) is not None:
             if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
                 raise problem
             waiting = {"topic lookup": str(problem)}
@@ -109,14 +110,17 @@ class Selection:
                     await metadata.refreshed()
         stalls.look(clock.monotonic(), (), str)
 
-    def _missing(self, cluster: Cluster) -> BrokerError | None:
+    def _missing(self, runtime: ClientRuntime) -> BrokerError | None:
+        cluster, principal = runtime.metadata.cluster, runtime.protection.principal
         for topic in self.topics:
             if topic not in cluster.topics:
-                return BrokerError(cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION), topic)
+                error = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
+                return topic_error(error, topic, topic, principal, AclOperation.READ)
         for partition in self.assigned or ():
             info, code = cluster.topics.get(partition.topic), cluster.errors.get(partition.topic)
             if info is None or (code is not None and partition.partition not in info.partitions):
-                return BrokerError(code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, str(partition))
+                error = code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
+                return topic_error(error, str(partition), partition.topic, principal, AclOperation.READ)
             if partition.partition not in info.partitions:
                 return no_such_partition(partition, len(info.partitions))
         return None

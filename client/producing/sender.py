@@ -20,13 +20,14 @@ from minibroker.client.cluster.leader_requests import LeaderRequest, LeaderReque
 from minibroker.client.cluster.metadata import Leader
 from minibroker.client.cluster.retries import exponential_backoff_s
 from minibroker.client.cluster.runtime import ClientRuntime
-from minibroker.client.errors import DeliveryTimedOut
+from minibroker.client.errors import DeliveryTimedOut, topic_error
 from minibroker.client.log import Logger
 from minibroker.client.producing.accumulator import Accumulator
 from minibroker.client.producing.batch import UNASSIGNED, Batch, BatchVerdict, Identity
 from minibroker.client.producing.queues import PartitionQueue
 from minibroker.client.stalls import LOOK_EVERY_S, Stalls
 from minibroker.protocol import messages as m
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.apis import INIT_PRODUCER_ID, PRODUCE
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import (
@@ -156,9 +157,9 @@ class Sender:
                     due = min(due, wrong_since + self._max_block_s)
                 else:
                     detail = f"{topic}, after {now - held_since:.1f} s (max_block_ms)"
-                    if error is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-                        detail = f"this producer's principal may not Describe Topic {topic!r}: it needs Write on it"
-                    self._accumulator.fail_held(topic, BrokerError(error, detail))
+                    principal = self._runtime.protection.principal
+                    failed = topic_error(error, detail, topic, principal, AclOperation.WRITE)
+                    self._accumulator.fail_held(topic, failed)
                     self._accumulator.forget(topic)
                     self._metadata.unwant(topic)
         return due

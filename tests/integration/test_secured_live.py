@@ -36,6 +36,31 @@ def test_the_super_user_may_do_everything_and_a_new_user_nothing(cluster: SyncLo
         cluster.security("nobody")
 
 
+def test_a_refused_user_learns_its_name_the_operation_and_the_remedy(cluster: SyncLocalCluster) -> None:
+    user = cluster.add_user("dan")
+    file = cluster.directory / "dan.properties"
+    text = (cluster.directory / "client.properties").read_text()
+    admin = cluster.security()
+    for name in ("sasl_plain_username", "sasl_plain_password"):
+        text = text.replace(str(admin[name]), str(user[name]))
+    file.write_text(text)
+    command = [sys.executable, "-m", "minibroker", "--command-config", str(file)]
+    for words, operation in (
+        (["produce", "orders"], "Write"),
+        (["consume", "orders", "--exit-at-end"], "Read"),
+        (["consume", "orders", "--group", "g"], "Read"),
+        (["topics", "describe", "orders"], "Describe"),
+    ):
+        arguments = [*command, *words, "--bootstrap", cluster.bootstrap_servers]
+        ended = subprocess.run(arguments, input="a\n", capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 1, ended
+        assert ended.stderr == (
+            "error: TOPIC_AUTHORIZATION_FAILED: User:dan may not Describe Topic 'orders': an administrator can allow "
+            f"it with `minibroker acls add --allow-principal User:dan --operation {operation} --topic orders "
+            f"--bootstrap {cluster.bootstrap_servers}`\n"
+        )
+
+
 def test_a_wrong_password_and_no_password_are_named(cluster: SyncLocalCluster) -> None:
     user = cluster.security()
     user["sasl_plain_password"] = "wrong"

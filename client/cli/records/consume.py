@@ -33,11 +33,12 @@ from minibroker.client.cli.terminal.start_position import (
     StartPosition,
     parse_start_position,
 )
-from minibroker.client.cli.topics import checked_topic, open_admin
+from minibroker.client.cli.topics import checked_topic, describe_for, open_admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partition
 from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.settings import IsolationLevel
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import plural
@@ -235,7 +236,9 @@ async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] 
     partitions: list[TopicPartition] = []
     async with open_admin(bootstrap) as admin:
         for topic in topics:
-            known = [partition.partition for partition in (await admin.describe_topic(topic)).partitions]
+            known = [
+                partition.partition for partition in (await describe_for(admin, topic, AclOperation.READ)).partitions
+            ]
             for number in numbers or known:
                 if number not in known:
                     raise no_such_partition(TopicPartition(topic, number), len(known))

@@ -38,6 +38,7 @@ from minibroker.client.cli.terminal.times import hint, parse_time_ms
 from minibroker.client.cli.topics import TopicArgument, checked_topic, described
 from minibroker.client.producer import Producer, drain_patiently
 from minibroker.client.producing.delivery import BatchDelivery
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.records import Header
 from minibroker.protocol.words import counted
@@ -244,7 +245,7 @@ async def produce_lines(
     """Send until the end or the first failure. After a failure, or if the input cannot be read, raises an error that
     reports the lines before it."""
     # The producer would wait for a missing topic, since another client may be about to create it.
-    partitions = len((await described(bootstrap, topic)).partitions)
+    partitions = len((await described(bootstrap, topic, AclOperation.WRITE)).partitions)
     began = time.monotonic()
     try:
         async with open_producer(bootstrap, acks, compression, max_request_size) as producer:

@@ -10,7 +10,7 @@ import re
 from pathlib import Path
 
 from minibroker.client.errors import InvalidSetting
-from minibroker.client.security import KAFKA_NAMES, Security, from_kafka_names
+from minibroker.client.security import KAFKA_NAMES, Security, from_kafka_names, protection
 from minibroker.client.shown import shown
 
 FILE_NAME = "client.properties"
@@ -38,6 +38,11 @@ def choose_of(data: Path) -> None:
 def chosen() -> Security:
     """Return the arguments of clients."""
     return _chosen or {}
+
+
+def principal() -> str | None:
+    """Return the principal of clients, if it is known without a broker."""
+    return protection("minibroker", chosen()).principal
 
 
 def read(path: Path) -> Security:

@@ -10,9 +10,11 @@ import pytest
 
 from minibroker import Producer, sync
 from minibroker.client.cli.terminal import security as command_config
-from minibroker.client.errors import AuthenticationFailed, InvalidSetting
+from minibroker.client.errors import AuthenticationFailed, InvalidSetting, topic_error
 from minibroker.client.security import Credentials, TokenFile, from_kafka_names, protection
 from minibroker.client.shown import shown
+from minibroker.protocol.acls import AclOperation
+from minibroker.protocol.errors import ErrorCode
 
 ALICE = {"sasl_plain_username": "alice", "sasl_plain_password": "hunter22"}
 SCRAM: dict[str, Any] = {"security_protocol": "SASL_PLAINTEXT", "sasl_mechanism": "SCRAM-SHA-256", **ALICE}
@@ -161,3 +163,36 @@ def test_the_error_of_a_failed_authentication_survives_pickling() -> None:
     copied = pickle.loads(pickle.dumps(error))
     assert str(copied) == str(error)
     assert copied.reason == "Authentication failed: Invalid username or password"
+
+
+@pytest.mark.parametrize(
+    ("given", "principal"),
+    [
+        ({}, "User:ANONYMOUS"),
+        (SCRAM, "User:alice"),
+        ({"security_protocol": "SSL"}, None),
+        (
+            {
+                "security_protocol": "SASL_PLAINTEXT",
+                "sasl_mechanism": "OAUTHBEARER",
+                "sasl_oauth_token_provider": lambda: "x.y.",
+            },
+            None,
+        ),
+    ],
+)
+def test_a_client_knows_its_principal_unless_a_certificate_or_a_token_has_it(
+    given: dict[str, Any], principal: str | None
+) -> None:
+    assert protection("Producer", given).principal == principal
+
+
+def test_a_refusal_names_what_the_client_knows() -> None:
+    code = ErrorCode.TOPIC_AUTHORIZATION_FAILED
+    known = str(topic_error(code, "", "a", "User:CN=x y", AclOperation.WRITE))
+    assert known.startswith("TOPIC_AUTHORIZATION_FAILED: User:CN=x y may not Describe Topic 'a': ")
+    assert known.endswith("`minibroker acls add --allow-principal 'User:CN=x y' --operation Write --topic a`")
+    unknown = str(topic_error(code, "", "a", None))
+    assert "this client's principal, which the broker's log names, may not Describe Topic 'a'" in unknown
+    assert "--allow-principal PRINCIPAL --operation Describe" in unknown
+    assert topic_error(ErrorCode.UNKNOWN_TOPIC_OR_PARTITION, "x", "a", None).detail == "x"
