@@ -192,7 +192,9 @@ class Console:
 
         def overview(state: ClusterState | None, query: Query) -> Sections:
             found, error = (None, None) if known is None else (known.value, known.error)
-            return pages.problem_section(found, error) | pages.overview_sections(state, query, found)
+            is_checking = known is not None and not known.is_known
+            problems = pages.problem_section(found, error, is_checking)
+            return problems | pages.overview_sections(state, query, found, is_checking)
 
         def of_timeline(_: Query) -> Shared[Timeline]:
             return Shared(reader.timeline, EVERY_S, reader.timeline_in_files, pace)

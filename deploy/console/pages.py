@@ -63,9 +63,11 @@ ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", OUT_OF_SYN
 # --- Overview --------------------------------------------------------------------------------------------------------
 
 
-def problem_section(health: Status | None, error: str | None) -> Sections:
+def problem_section(health: Status | None, error: str | None, is_checking: bool = False) -> Sections:
     """Return what `minibroker status` says of problems, and of the faults that were ordered. `error`: why that is not
-    known."""
+    known. `is_checking`: it is being found out."""
+    if is_checking:
+        return {"problems": section("problems", element("p", "Checking for problems …", class_="legend"))}
     problems = [] if health is None else problem_lines(health)
     faults = [] if health is None else fault_lines(health)
     if error is not None:
@@ -84,8 +86,10 @@ def _lines(texts: Sequence[str]) -> Markup:
     return element("ul", [element("li", in_words(text)) for text in texts])
 
 
-def overview_sections(state: ClusterState | None, query: Query, health: Status | None = None) -> Sections:
-    """`health`: see `views.overview`."""
+def overview_sections(
+    state: ClusterState | None, query: Query, health: Status | None = None, is_checking: bool = False
+) -> Sections:
+    """`health`: see `views.overview`. `is_checking`: it is being found out."""
     if state is None:
         return {name: section(name) for name in ("summary", "brokers", "moves", "troubles", "partitions")}
     view = overview(state, query, health)
@@ -104,7 +108,7 @@ def overview_sections(state: ClusterState | None, query: Query, health: Status |
             _partition_table(view.troubles, view.brokers, "Partitions in trouble"),
             element("p", f"and {rest:,} more") if rest else None,
         ]
-    elif health is not None and health.is_any_partition_in_trouble:
+    elif is_checking or (health is not None and health.is_any_partition_in_trouble):
         troubles = []  # the two looks are seconds apart, and the problems above say what is known
     else:
         troubles = [element("p", "✓ Every partition has a leader, and all replicas are in sync.", class_="good")]

@@ -14,12 +14,15 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
+REST_S = 10.0
+"""After this long without a question, what was known before says nothing of now."""
+
 
 class Session(NamedTuple):
     """What the console knows of a broker's session at the time of a reading."""
 
     answered_ago_s: float | None
-    """Since the broker's last answer. None: it has never answered this console."""
+    """Since the broker's last answer. None: it has not answered since it registered, or since the console rested."""
     unanswered_for_s: float | None
     """Since the first question that it has not answered since then. None: it answers."""
     timeout_s: float | None
@@ -39,8 +42,10 @@ class Contacts:
     """When brokers have answered. Times are of one monotonic clock."""
 
     def __init__(self) -> None:
-        self._answered_s: dict[int, tuple[float, int]] = {}
-        """By the monotonic clock, and by the wall clock."""
+        self._asked_s = float("-inf")
+        self._answered_s: dict[int, float] = {}
+        self._answered_at_ms: dict[int, int] = {}
+        """The last answers of all brokers, by the wall clock."""
         self._unanswered_s: dict[int, float] = {}
         self._timeouts_s: dict[int, float | None] = {}
         self._answering: frozenset[int] = frozenset()
@@ -56,18 +61,22 @@ class Contacts:
 
     def asked(self, answers: Mapping[int, bool], asked_s: float, now_s: float, wall_ms: int) -> None:
         """Record which of the registered brokers have answered a question. A broker that is registered no more may
-        come back with another timeout."""
+        come back with another timeout, and is not asked until then."""
+        if asked_s - self._asked_s > REST_S:
+            self._answered_s.clear()
+            self._unanswered_s.clear()
+        self._asked_s = max(self._asked_s, asked_s)
         for broker, has_answered in answers.items():
             if has_answered:
-                self._answered_s[broker] = now_s, wall_ms
+                self._answered_s[broker] = now_s
+                self._answered_at_ms[broker] = wall_ms
                 self._unanswered_s.pop(broker, None)
-            elif self._answered_s.get(broker, (asked_s, 0))[0] <= asked_s:  # otherwise a later question was answered
+            elif self._answered_s.get(broker, asked_s) <= asked_s:  # otherwise a later question was answered
                 self._unanswered_s.setdefault(broker, asked_s)
         self._answering = frozenset(broker for broker, has_answered in answers.items() if has_answered)
-        for broker in self._unanswered_s.keys() - answers.keys():
-            del self._unanswered_s[broker]
-        for broker in self._timeouts_s.keys() - answers.keys():
-            del self._timeouts_s[broker]
+        for known in (self._answered_s, self._unanswered_s, self._timeouts_s):
+            for broker in known.keys() - answers.keys():
+                del known[broker]
 
     def learn(self, broker: int, timeout_s: float | None) -> None:
         """None: the broker refuses to tell."""
@@ -79,7 +88,7 @@ class Contacts:
 
     def session(self, broker: int, now_s: float) -> Session:
         """A broker whose timeout is unknown gets the longest of the others, which are usually the same."""
-        answered_s, answered_at_ms = self._answered_s.get(broker, (None, None))
+        answered_s = self._answered_s.get(broker)
         unanswered_s = self._unanswered_s.get(broker)
         own_s = self._timeouts_s.get(broker)
         others_s = (timeout_s for timeout_s in self._timeouts_s.values() if timeout_s is not None)
@@ -87,5 +96,5 @@ class Contacts:
             None if answered_s is None else now_s - answered_s,
             None if unanswered_s is None else now_s - unanswered_s,
             max(others_s, default=None) if own_s is None else own_s,
-            answered_at_ms,
+            self._answered_at_ms.get(broker),
         )

@@ -19,6 +19,7 @@ from contextlib import suppress
 from dataclasses import dataclass, replace
 from typing import Generic, TypeVar, cast
 
+from minibroker.deploy.console.sessions import REST_S
 from minibroker.protocol.errors import MinibrokerError
 
 Q = TypeVar("Q")
@@ -29,6 +30,8 @@ SHARE = 0.025
 """The share of a core that the console may take while it is watched."""
 MAX_PAUSE_S = 5.0
 """The next reading begins this long after the last one at the latest, whatever it costs."""
+MAX_LOOK_EVERY_S = 6.0
+"""The next look begins this long after the last one at the latest, whatever it costs."""
 MAX_KEPT = 32
 """Readings of this many selections are kept without a viewer."""
 
@@ -169,17 +172,20 @@ class Readings(Generic[Q, T]):
 
 class Look(Generic[T]):
     """A blocking look at the cluster that may take seconds, beside the reading of a page, which does not wait for it.
-    It is taken in a thread while a page asks for it."""
+    It is taken in a thread while a page asks for it. If no page has asked for REST_S, what was found before is
+    forgotten."""
 
     def __init__(self, look: Callable[[], T], every_s: float, share: float) -> None:
         """`look` raises MinibrokerError. `share` is that of a core which the looks may take."""
         self._look = look
         self._every_s = every_s
         self._share = share
-        self._due_at_s = float("-inf")
+        self._due_at_s = self._asked_at_s = float("-inf")
         self._under_way: asyncio.Task[None] | None = None
         self.value: T | None = None
         """What the last look has found. None: it has failed, or there was none."""
+        self.is_known = False
+        """Whether a look has ended, successful or not."""
         self.error: str | None = None
         """Why the last look has failed."""
         self.version = 0
@@ -187,12 +193,18 @@ class Look(Generic[T]):
 
     def begin(self) -> None:
         """Begin a look if one is due."""
-        if self._under_way is None and asyncio.get_running_loop().time() >= self._due_at_s:
+        now_s = asyncio.get_running_loop().time()
+        if self.is_known and now_s - self._asked_at_s > REST_S:
+            self.value, self.error, self.is_known = None, None, False
+            self.version += 1
+            self._due_at_s = now_s
+        self._asked_at_s = now_s
+        if self._under_way is None and now_s >= self._due_at_s:
             self._under_way = asyncio.create_task(self._run())
 
     async def first(self, within_s: float) -> None:
-        """Wait for the first look, at most this long."""
-        if self._under_way is not None and self.version == 0:
+        """Wait for the first look, or the first after a rest, at most this long."""
+        if self._under_way is not None and not self.is_known:
             await asyncio.wait([self._under_way], timeout=within_s)
 
     async def _run(self) -> None:
@@ -214,10 +226,12 @@ class Look(Generic[T]):
         except Exception as failure:  # noqa: BLE001 - shown on the page, which needs the rest of its contents
             error = f"failed by a fault of the console: {failure!r}"
         finally:
-            self._due_at_s = asyncio.get_running_loop().time() + max(self._every_s, used_s / self._share)
+            self._due_at_s = asyncio.get_running_loop().time() + max(
+                self._every_s, min(MAX_LOOK_EVERY_S, used_s / self._share)
+            )
             self._under_way = None
-        if self.version == 0 or (value, error) != (self.value, self.error):
-            self.value, self.error = value, error
+        if not self.is_known or (value, error) != (self.value, self.error):
+            self.value, self.error, self.is_known = value, error, True
             self.version += 1
 
 

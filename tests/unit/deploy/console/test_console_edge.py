@@ -240,6 +240,33 @@ async def test_a_look_is_taken_beside_a_reading_which_waits_for_the_first_one_on
         assert (error or "") in (look.error or "")
 
 
+async def test_what_a_look_has_found_is_forgotten_after_a_rest_and_then_looked_for_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_end = threading.Event()
+    may_end.set()
+    answers = [1, 2]
+
+    def take() -> int:
+        may_end.wait()
+        return answers.pop(0)
+
+    look = Look(take, 60.0, 1_000.0)
+    assert not look.is_known
+    look.begin()
+    await look.first(60)
+    look.begin()
+    assert (look.value, look.is_known, look.version) == (1, True, 1)
+    monkeypatch.setattr("minibroker.deploy.console.shared.REST_S", 0.0)
+    await asyncio.sleep(0.001)
+    may_end.clear()
+    look.begin()
+    assert (look.value, look.is_known, look.version) == (None, False, 2)
+    may_end.set()
+    await look.first(60)
+    assert (look.value, look.is_known, look.version) == (2, True, 3)
+
+
 async def test_a_page_that_waits_for_one_broker_names_it() -> None:
     cluster = Cluster()
     cluster.error = TimeoutError()

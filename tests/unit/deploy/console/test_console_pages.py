@@ -259,6 +259,11 @@ def test_nothing_is_said_to_be_in_order_while_a_problem_of_partitions_is_listed(
         assert "✓" not in pages.overview_sections(state, Query(), health)["troubles"]
 
 
+def test_what_is_being_found_out_is_neither_a_problem_nor_in_order() -> None:
+    assert "Checking for problems" in pages.problem_section(None, None, True)["problems"]
+    assert "✓" not in pages.overview_sections(_state(), Query(), None, True)["troubles"]
+
+
 def test_words_show_commands_as_such_and_of_links_to_documents_only_the_words() -> None:
     assert in_words("see `minibroker logs 2` and [Access <control>](access-control.md#users).") == (
         "see <code>minibroker logs 2</code> and Access &lt;control&gt;."
@@ -286,6 +291,19 @@ def test_an_answer_to_a_later_question_outweighs_a_question_that_is_still_open()
     contacts.asked({1: True}, 12.0, 12.1, 0)
     assert contacts.session(1, 13.0).answered_ago_s == pytest.approx(0.9)
     assert contacts.session(1, 13.0).unanswered_for_s is None
+
+
+def test_a_broker_that_nobody_asked_was_not_heard_either() -> None:
+    contacts = Contacts()
+    contacts.asked({1: True, 2: True, 3: False}, 0.0, 0.1, 1_795_343_400_000)
+    contacts.asked({1: True}, 5.0, 5.1, 1_795_343_405_000)
+    contacts.asked({1: True, 2: False}, 10.0, 11.0, 1_795_343_410_000)  # it was started again
+    assert contacts.session(2, 11.0) == Session(None, 1.0, None, 1_795_343_400_000)
+    contacts.asked({1: False, 2: False}, 20.1, 21.0, 1_795_343_420_000)  # after a rest
+    for broker in (1, 2):
+        session = contacts.session(broker, 21.1)
+        assert session.answered_ago_s is None
+        assert session.unanswered_for_s == pytest.approx(1.0)
 
 
 def test_brokers_are_silent_only_while_others_answer() -> None:
