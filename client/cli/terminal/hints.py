@@ -46,6 +46,16 @@ def remember(context: typer.Context, parameter: str, value: object) -> None:
         typed.options[parameter] = f"--{parameter} {shlex.quote(str(value))}"
 
 
+def global_option(option: str) -> str | None:
+    """Return an option of `minibroker` itself as one types it, with its metavariable; None for any other option."""
+    typed = _typed.get()
+    root = None if typed is None else typed.root()
+    found = next((one for one in getattr(root, "params", ()) if option in (*one.opts, *one.secondary_opts)), None)
+    if found is None:
+        return None
+    return option if found.is_flag else f"{option} {found.metavar}"
+
+
 def comes_from(context: typer.Context, parameter: str, source: str) -> bool:
     """Whether the parameter has its value from COMMANDLINE, ENVIRONMENT or DEFAULT."""
     found = context.get_parameter_source(parameter)

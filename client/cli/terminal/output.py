@@ -373,7 +373,11 @@ def _click_text(error: Any) -> str:
         return ""
     context = getattr(error, "ctx", None)
     path = context.command_path if context is not None else "minibroker"
-    is_number = getattr(error, "option_name", "")[1:2].isdecimal()
+    option = getattr(error, "option_name", "")
+    if context is not None and context.parent is not None and (shown := hints.global_option(option)):
+        command = path.removeprefix("minibroker ")
+        return f"error: {option} is for all commands and goes before the command: `minibroker {shown} {command}`"
+    is_number = option[1:2].isdecimal()
     negative = ", and no argument may be negative" if is_number else ""
     return f"error: {text.rstrip('.')}{negative}: see `{path} --help`"
 

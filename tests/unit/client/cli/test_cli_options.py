@@ -49,6 +49,25 @@ def test_help_has_a_short_option_everywhere(
     assert printed.err == ""
 
 
+@pytest.mark.parametrize(
+    ("typed", "remedy"),
+    [
+        (["topics", "list", "--command-config", "x"], "--command-config FILE topics list"),
+        (["topics", "--command-config=x", "list"], "--command-config FILE topics"),
+        (["topics", "list", "-V"], "-V topics list"),
+        (["status", "--version"], "--version status"),
+        (["status", "--show-completion"], "--show-completion status"),
+    ],
+)
+def test_an_option_of_all_commands_goes_before_the_command(
+    typed: list[str], remedy: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    assert run_app(application(), typed) == 2
+    option = remedy.split()[0]
+    said = f"error: {option} is for all commands and goes before the command: `minibroker {remedy}`\n"
+    assert capsys.readouterr().err == said
+
+
 def commands_below(command: Any, path: list[str]) -> list[list[str]]:
     found = [path]
     for name, subcommand in getattr(command, "commands", {}).items():
