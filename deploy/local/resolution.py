@@ -24,7 +24,14 @@ from minibroker.deploy.local.who import (
     ZooKeeperServer,
 )
 from minibroker.deploy.observing.cluster_view import ClusterView
-from minibroker.protocol.model import NO_LEADER, OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
+from minibroker.protocol.model import (
+    INTERNAL_TOPICS,
+    NO_LEADER,
+    OFFSETS_TOPIC,
+    TRANSACTIONS_TOPIC,
+    TopicPartition,
+    internal_partition,
+)
 
 __tracebackhide__ = hidden_from_pytest
 
@@ -87,9 +94,7 @@ def elected(who: Elected, cluster: ClusterFile, view: ClusterView) -> int | NotE
             )
     state = view.partitions.get(partition)
     if state is None:
-        raise LaunchError(
-            f"no broker knows a partition {partition}: see `minibroker topics list`, or `minibroker status`"
-        )
+        raise no_such_partition(partition, view)
     if isinstance(who, FollowerOf):
         followers = (id for id in state.replica_nodes if id != state.leader_id and id in state.isr_nodes)
         follower = next(followers, None)
@@ -120,6 +125,23 @@ def coordinated_in(who: Coordinated, view: ClusterView) -> TopicPartition:
 
 def _of_key(topic: str, key: str, view: ClusterView) -> TopicPartition:
     return TopicPartition(topic, internal_partition(key, sum(name.topic == topic for name in view.partitions)))
+
+
+def no_such_partition(partition: TopicPartition, view: ClusterView) -> LaunchError:
+    """Return the error that names the partitions of the topic; without such a topic, the topics of users."""
+    numbers = [name.partition for name in view.partitions if name.topic == partition.topic]
+    topics = sorted({name.topic for name in view.partitions} - INTERNAL_TOPICS)
+    if numbers:
+        them = "partition 0" if len(numbers) == 1 else f"partitions {min(numbers)} to {max(numbers)}"
+        known = f"{partition.topic} has the {them}"
+    elif topics:
+        others = len(topics) - NAMED
+        known = f"the topics are {', '.join(topics[:NAMED])}" + (f" and {others:,} more" if others > 0 else "")
+    else:
+        known = "there is no topic yet"
+    return LaunchError(
+        f"no broker knows a partition {partition}, so nothing was done: {known}; see `minibroker topics list`"
+    )
 
 
 def no_such_name(who: Coordinated, names: Sequence[str]) -> LaunchError:

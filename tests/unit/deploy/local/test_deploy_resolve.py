@@ -40,6 +40,11 @@ def led(leader: int, billing: int) -> ClusterView:
     return NO_CONTROLLER._replace(partitions=states)
 
 
+def of_topics(*topics: str, count: int = 1) -> ClusterView:
+    names = [TopicPartition(topic, number) for topic in topics for number in range(count)]
+    return NO_CONTROLLER._replace(partitions={name: partition(name.partition, 1) for name in [*names, *OFFSETS]})
+
+
 @pytest.fixture
 def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
     """A cluster of which no process runs."""
@@ -57,6 +62,11 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
         ("leader:orders-0", NO_CONTROLLER, "no broker knows a partition orders-0"),
         ("follower:orders-0", NOBODY_ANSWERS, "no broker answers, so a follower of orders-0 is unknown"),
         ("follower:orders-0", NO_CONTROLLER, "no broker knows a partition orders-0"),
+        ("leader:orders-0", NO_CONTROLLER, "so nothing was done: there is no topic yet; see `minibroker topics list`"),
+        ("leader:orders-0", of_topics("b", "a"), "so nothing was done: the topics are a, b; see"),
+        ("leader:orders-0", of_topics(*map(str, range(12))), "the topics are 0, 1, 10, 11, .*, 7 and 2 more; see"),
+        ("leader:a-7", of_topics("a", count=3), "partition a-7, so nothing was done: a has the partitions 0 to 2; see"),
+        ("follower:a-7", of_topics("a"), "so nothing was done: a has the partition 0; see"),
         ("coordinator:billing", NOBODY_ANSWERS, "no broker answers, so the coordinator of the group 'bill"),
         (
             "coordinator:billing",
