@@ -115,8 +115,14 @@ class ClusterView(NamedTuple):
         return [broker_id for broker_id, address in self.brokers.items() if address not in self.answered]
 
     def under_replicated_partitions(self) -> list[TopicPartition]:
-        """Return the partitions with fewer replicas in sync than assigned."""
-        return [name for name, state in self.partitions.items() if len(state.isr_nodes) < len(state.replica_nodes)]
+        """Return the partitions with fewer replicas in sync than assigned. As in the metric, replicas that `movements`
+        add do not count as assigned."""
+        adding = {one.name: len(one.copies) for one in self.movements}
+        return [
+            name
+            for name, state in self.partitions.items()
+            if len(state.isr_nodes) < len(state.replica_nodes) - adding.get(name, 0)
+        ]
 
     def not_preferred_partitions(self) -> list[TopicPartition]:
         """Return the partitions that another broker leads although the first replica is in sync."""

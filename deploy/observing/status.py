@@ -100,7 +100,8 @@ class Status(msgspec.Struct, frozen=True):
     offline_partitions: list[str] | None
     """`TOPIC-PARTITION` of those without a leader. None: unknown."""
     under_replicated_partitions: list[str] | None
-    """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned. None: unknown."""
+    """`TOPIC-PARTITION` of those with fewer replicas in sync than assigned, without those that a reassignment adds.
+    None: unknown."""
     under_min_isr_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those with fewer replicas in sync than `min.insync.replicas`. None: unknown."""
     not_preferred_partitions: list[str] | None = None
@@ -171,17 +172,9 @@ class Status(msgspec.Struct, frozen=True):
             start = f"start {all_of('broker', needed)} (the ISR)" if needed else "start the brokers of their ISR"
             remedy = " and ".join([*disks, *([start] if may_lack_brokers else [])])
             found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
-        moving = set(self.reassigning_partitions or ())
-        lacking = [name for name in self.under_replicated_partitions or () if name not in moving]
-        if lacking:
+        if self.under_replicated_partitions:
             remedy = " and ".join([*disks, *(["start brokers, or wait"] if may_lack_brokers else [])])
-            found.append(f"{some_of(lacking)} with replicas missing from the ISR: {remedy}")
-        unfinished = [name for name in self.under_replicated_partitions or () if name in moving]
-        if unfinished:
-            found.append(
-                f"{some_of(unfinished)} moving, {self.reassignments}: wait; `minibroker reassign list` shows each "
-                "partition"
-            )
+            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
         if self.under_min_isr_partitions:
             found.append(
                 f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than "
