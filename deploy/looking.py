@@ -11,6 +11,7 @@ from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_details
+from minibroker.deploy.observing.commits import with_stalls
 from minibroker.deploy.observing.status import Status, status_of_view
 from minibroker.protocol.errors import MinibrokerError
 
@@ -21,10 +22,10 @@ def view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Sta
     if bootstrap is None:
         cluster = LocalCluster(data)
         view = cluster.view()
-        return view, cluster.status(view, asks_controller=True)
+        return view, cluster.status(view, asks_controller=True, asks_stalls=True)
     access = AsClient(protection("minibroker", security.chosen()))
     view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
     if not view.brokers:
         raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
-    view = asyncio.run(with_details(view))
+    view = asyncio.run(with_stalls(asyncio.run(with_details(view))))
     return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))

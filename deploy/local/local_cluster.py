@@ -76,6 +76,7 @@ from minibroker.deploy.observing.cluster_view import (
     has_transactional_id,
     with_details,
 )
+from minibroker.deploy.observing.commits import with_stalls
 from minibroker.deploy.observing.status import Status, status_of_processes
 from minibroker.protocol import faults
 
@@ -125,10 +126,12 @@ class LocalCluster:
         running = [entry.address for entry in cluster.brokers if state_of(entry.process) is ProcessState.RUNNING]
         return asyncio.run(ask_cluster(running, without=ours, access=self._access(cluster)))
 
-    def status(self, view: ClusterView | None = None, *, asks_controller: bool = False) -> Status:
+    def status(
+        self, view: ClusterView | None = None, *, asks_controller: bool = False, asks_stalls: bool = False
+    ) -> Status:
         """Return the state of processes, brokers and partitions.
 
-        `view` spares asking the brokers again. `asks_controller`: see `with_details`.
+        `view` spares asking the brokers again. `asks_controller`: see `with_details`; `asks_stalls`: `with_stalls`.
         """
         cluster = self.file()
         states = {entry.id: state_of(entry.process) for entry in cluster.brokers}
@@ -138,6 +141,8 @@ class LocalCluster:
         else:
             server = self.state_of(ZOOKEEPER)
         view = asyncio.run(with_details(self.view() if view is None else view, asks_controller=asks_controller))
+        if asks_stalls:
+            view = asyncio.run(with_stalls(view))
         silent = [
             entry
             for entry in cluster.brokers

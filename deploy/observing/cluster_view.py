@@ -81,6 +81,8 @@ class ClusterView(NamedTuple):
     """Partitions whose replicas are being moved, if the controller reported them."""
     access: Access = ANYBODY
     """How the brokers were asked, and may be asked more."""
+    stalls: Mapping[TopicPartition, Sequence[int]] = MappingProxyType({})
+    """Partitions whose records wait to be committed for seconds, and the members of the ISR for which they may wait."""
 
     @property
     def is_unknown(self) -> bool:
@@ -197,7 +199,7 @@ async def _ask_metadata(
     access: Access, addresses: Sequence[Address], timeout_s: float
 ) -> dict[Address, MetadataResponse]:
     results = await asyncio.gather(
-        *(_ask(access, address, METADATA, MetadataRequest(None), timeout_s) for address in addresses)
+        *(ask(access, address, METADATA, MetadataRequest(None), timeout_s) for address in addresses)
     )
     return {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
 
@@ -210,7 +212,7 @@ def _is_informed(answer: MetadataResponse) -> bool:
 async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S, access: Access = ANYBODY) -> bool:
     """Ask a broker whether groups have coordinators. If the offsets topic is missing, the broker creates it."""
     request = FindCoordinatorRequest(KeyType.GROUP.value, ["minibroker"])
-    answer = await _ask(access, address, FIND_COORDINATOR, request, timeout_s)
+    answer = await ask(access, address, FIND_COORDINATOR, request, timeout_s)
     return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
 
 
@@ -234,7 +236,7 @@ async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[
     if not topics or address is None:
         return {}
     resources = [DescribeConfigsResource(ResourceType.TOPIC, topic, [MIN_INSYNC_REPLICAS]) for topic in topics]
-    answer = await _ask(view.access, address, DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
+    answer = await ask(view.access, address, DESCRIBE_CONFIGS, DescribeConfigsRequest(resources), timeout_s)
     return {
         result.resource_name: int(entry.value)
         for result in (() if answer is None else answer.results)
@@ -248,7 +250,7 @@ async def _ask_movements(view: ClusterView, timeout_s: float) -> tuple[Movement,
     if address not in view.answered:  # do not wait for a controller that hangs
         return ()
     request = ListPartitionReassignmentsRequest(int(timeout_s * 1_000))
-    answer = await _ask(view.access, address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
+    answer = await ask(view.access, address, LIST_PARTITION_REASSIGNMENTS, request, timeout_s)
     reassigned = {
         TopicPartition(topic.name, one.partition_index): PartitionReassignment(
             tuple(one.replicas), tuple(one.adding_replicas), tuple(one.removing_replicas)
@@ -261,11 +263,11 @@ async def _ask_movements(view: ClusterView, timeout_s: float) -> tuple[Movement,
         return ()
     leaders = {name: view.partitions[name].leader_id for name in reassigned}
     involved = {*leaders.values(), *(broker for one in reassigned.values() for broker in one.adding_replicas)}
-    sizes = await _ask_sizes(view, sorted(involved), reassigned, timeout_s)
+    sizes = await ask_sizes(view, sorted(involved), reassigned, timeout_s)
     return tuple(movement(name, one, leaders[name], sizes) for name, one in sorted(reassigned.items()))
 
 
-async def _ask_sizes(
+async def ask_sizes(
     view: ClusterView, brokers: Iterable[int], partitions: Iterable[TopicPartition], timeout_s: float
 ) -> Sizes:
     """Return the sizes of the partitions' replicas. Brokers that do not answer are left out."""
@@ -297,7 +299,7 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
             topics.setdefault(name.topic, ListOffsetsTopic(name.topic, [])).partitions.append(asked)
     answers = await asyncio.gather(
         *(
-            _ask(
+            ask(
                 view.access,
                 view.brokers[broker],
                 LIST_OFFSETS,
@@ -319,7 +321,7 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
 
 async def has_group(view: ClusterView, coordinator: int, group: str, timeout_s: float = ASK_TIMEOUT_S) -> bool | None:
     """Ask the coordinator whether there is such a group. None: it does not answer, or does not know yet."""
-    answer = await _ask(
+    answer = await ask(
         view.access, view.brokers[coordinator], DESCRIBE_GROUPS, DescribeGroupsRequest([group]), timeout_s
     )
     found = None if answer is None else answer.groups[0]
@@ -331,7 +333,7 @@ async def has_transactional_id(
 ) -> bool | None:
     """As `has_group`, for the transactional id of a producer."""
     request = DescribeTransactionsRequest([transactional_id])
-    answer = await _ask(view.access, view.brokers[coordinator], DESCRIBE_TRANSACTIONS, request, timeout_s)
+    answer = await ask(view.access, view.brokers[coordinator], DESCRIBE_TRANSACTIONS, request, timeout_s)
     if answer is None:
         return None
     exists = {ErrorCode.NONE: True, ErrorCode.TRANSACTIONAL_ID_NOT_FOUND: False}
@@ -368,13 +370,14 @@ async def _ask_all(
 ) -> dict[int, Response]:
     """Return the answers of these brokers, or of all, by broker. Brokers that do not answer are left out."""
     ids = sorted(view.brokers) if brokers is None else brokers
-    answers = await asyncio.gather(*(_ask(view.access, view.brokers[id], api, request, timeout_s) for id in ids))
+    answers = await asyncio.gather(*(ask(view.access, view.brokers[id], api, request, timeout_s) for id in ids))
     return {id: answer for id, answer in zip(ids, answers, strict=True) if answer is not None}
 
 
-async def _ask(
+async def ask(
     access: Access, address: Address, api: Api[Request, Response], request: Request, timeout_s: float
 ) -> Response | None:
+    """Return the answer of the broker at that address; None if there is none in time."""
     try:
         connection = await access.open(address, timeout_s)
         try:

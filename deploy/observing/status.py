@@ -17,6 +17,7 @@ from minibroker.client.administering.movements import Progress, progress
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.observing.commits import PATIENCE_S
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of
@@ -114,6 +115,9 @@ class Status(msgspec.Struct, frozen=True):
     """The directory of the cluster, if its disk has no room left."""
     offline_isr: list[int] = []
     """The brokers that are in the ISR of `offline_partitions`."""
+    stalled_partitions: dict[str, list[int]] | None = None
+    """`TOPIC-PARTITION` of those whose records have waited for seconds to be committed, and the members of the ISR for
+    which they may wait. None: unknown."""
     faults: dict[int, list[str]] = {}
     """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
 
@@ -128,6 +132,7 @@ class Status(msgspec.Struct, frozen=True):
             or self.offline_partitions
             or self.under_replicated_partitions
             or self.under_min_isr_partitions
+            or self.stalled_partitions
             or any(broker.unanswered_partitions for broker in self.brokers)
         )
 
@@ -180,6 +185,17 @@ class Status(msgspec.Struct, frozen=True):
                 f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than "
                 "min.insync.replicas: acks=all is rejected and consumers see no new records until more are "
                 "in sync"
+            )
+        by_awaited: dict[tuple[int, ...], list[str]] = {}
+        for name, brokers in (self.stalled_partitions or {}).items():
+            by_awaited.setdefault(tuple(brokers), []).append(name)
+        for awaited, names in by_awaited.items():
+            them = " or ".join(map(str, awaited))
+            see = " and ".join(f"`minibroker logs {broker}`" for broker in awaited)
+            found.append(
+                f"{some_of(names)} with records that broker {them}, in the ISR, has not copied for {PATIENCE_S:g} s or "
+                "longer: acks=all waits until it does or leaves the ISR (replica.lag.time.max.ms); "
+                f"see {see}"
             )
         return found
 
@@ -292,6 +308,7 @@ def _status(
         reassigning_partitions=unless_unknown(one.name for one in view.movements),
         reassignments=progress(view.movements) if view.movements else None,
         full_disk=full_disk,
+        stalled_partitions=None if view.is_unknown else {str(name): [*to] for name, to in view.stalls.items()},
         faults=dict(faults),
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
     )

@@ -59,6 +59,21 @@ def leader_and_follower(cluster: SyncLocalCluster) -> tuple[int, int]:
     return leader, max({1, 2, 3} - {leader, one(cluster.find("controller"))})
 
 
+def test_status_names_the_follower_in_the_isr_for_which_writes_wait(cluster: SyncLocalCluster) -> None:
+    leader, follower = leader_and_follower(cluster)
+    until_true(lambda: in_sync(cluster) == {1, 2, 3})
+    files = FaultyCluster(cluster.directory)
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        producer.send("orders", b"before").result()
+        assert files.status(asks_stalls=True).stalled_partitions == {}
+        cluster.cut(leader, follower)
+        sent = producer.send("orders", b"after")
+        until_true(lambda: files.status(asks_stalls=True).stalled_partitions == {"orders-0": [follower]})
+        cluster.heal()
+        sent.result()
+    assert files.status(asks_stalls=True).stalled_partitions == {}
+
+
 @pytest.mark.parametrize("way", ["both", "to the follower", "to the leader"])
 def test_a_follower_that_is_cut_from_its_leader_leaves_the_isr_until_it_is_healed(
     cluster: SyncLocalCluster, way: str

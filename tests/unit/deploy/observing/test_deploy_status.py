@@ -8,6 +8,7 @@ from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import Process, ProcessState
 from minibroker.deploy.local.recovery import ask_recoveries
 from minibroker.deploy.observing.cluster_view import controller_first, merge
+from minibroker.deploy.observing.commits import awaited, waiting
 from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
 from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
@@ -101,6 +102,40 @@ def test_partitions_that_refuse_acks_all_are_told_apart_from_those_that_lack_a_r
     status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
     assert status.under_min_isr_partitions == ["orders-1"]
     assert status.problems()[-1].startswith("orders-1 with fewer replicas in sync than min.insync.replicas: ")
+
+
+def test_records_that_were_there_at_the_first_look_and_are_not_committed_at_the_second_wait() -> None:
+    first, second, third = (TopicPartition("orders", number) for number in range(3))
+    assert waiting({first: 5, second: 5, third: 5}, {first: 5, second: 4}) == [second]
+    assert waiting({first: 5}, {first: 9}) == []
+    assert waiting({}, {first: 9}) == []
+
+
+def test_the_replicas_that_may_be_waited_for_have_less_than_the_leader_or_an_unknown_size() -> None:
+    view = merge([answer(partitions={0: (1, 0, [3, 1, 2])})])
+    name = TopicPartition("orders", 0)
+    assert awaited(view, name, {1: {name: 700}, 2: {name: 500}, 3: {name: 700}}) == [2]
+    assert awaited(view, name, {1: {name: 700}, 3: {name: 700}}) == [2]
+    assert awaited(view, name, {2: {name: 500}}) == [2, 3]
+    assert awaited(view, name, {broker: {name: 700} for broker in (1, 2, 3)}) == [2, 3]
+
+
+def test_a_follower_for_which_writes_wait_is_a_problem_though_it_is_in_sync() -> None:
+    view = merge([answer(partitions={0: (1, 0, [1, 2, 3]), 1: (1, 0, [1, 2, 3]), 2: (1, 0, [1, 2, 3])})])
+    names = [TopicPartition("orders", number) for number in range(3)]
+    status = status_of_view(
+        view._replace(
+            answered=frozenset(view.brokers.values()), stalls={names[0]: [2], names[1]: [2, 3], names[2]: [2]}
+        )
+    )
+    assert status.is_any_partition_in_trouble
+    assert problem_lines(status) == [
+        "orders-0, orders-2 with records that broker 2, in the ISR, has not copied for 2 s or longer: acks=all waits "
+        "until it does or leaves the ISR (replica.lag.time.max.ms); see `minibroker logs 2`",
+        "orders-1 with records that broker 2 or 3, in the ISR, has not copied for 2 s or longer: acks=all waits "
+        "until it does or leaves the ISR (replica.lag.time.max.ms); see `minibroker logs 2` and `minibroker logs 3`",
+    ]
+    assert status_object(status)["stalled_partitions"] == {"orders-0": [2], "orders-1": [2, 3], "orders-2": [2]}
 
 
 def test_partitions_are_away_from_their_preferred_broker_only_where_that_one_could_lead() -> None:
