@@ -6,6 +6,8 @@ from typing import Generic, TypeVar
 
 Answer = TypeVar("Answer")
 
+MOST_HELD_BYTES = 1024 * 1024
+
 
 class OrderedAnswers(Generic[Answer]):
     """The answers of one connection. Each request takes a place when it is dispatched. `answered` returns the answers
@@ -26,6 +28,9 @@ class OrderedAnswers(Generic[Answer]):
     def open(self) -> int:
         """The number of places whose answers have not left."""
         return self._next_place - self._next_answer
+
+    def has_room(self, most_open: int) -> bool:
+        return self.open < most_open and self.held_bytes < MOST_HELD_BYTES
 
     def answered(self, place: int, answer: Answer, size: int) -> list[Answer]:
         """Return the answers that may leave now that this one is ready, in order."""

@@ -25,8 +25,9 @@ The connection's dialect (`dialect.py`) interprets the bytes; the first bytes ch
 
 Bad input ends a connection, with one log line and, if the request's correlation id can be read, an error response.
 Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise,
-requests that a peer sent before it closed the connection are handled, as a producer with acks=0 may do that; their
-answers are dropped.
+records that a peer sent before it closed the connection are written, as a producer with acks=0 may do that; its other
+requests are dropped. Until all are handled, the connection counts towards the limits: otherwise a stranger that hangs
+up and connects again could leave any number of requests behind.
 
 One periodic sweep per processor checks the deadlines (no first request, an incomplete frame, unread responses,
 idleness). A timer per connection, moved with every frame, would cost more than the frame.
@@ -58,7 +59,7 @@ from minibroker.broker.network.request_channel import Gate, OnAnswer, Request, R
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.network.summaries import Summary
 from minibroker.broker.network.unsent import UnsentAnswers
-from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, Api, Plane
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, PRODUCE, Api, Plane
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.principal import Principal
 from minibroker.protocol.world import Incoming
@@ -212,6 +213,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_entering",
         "_frame_since",
         "_has_large_outgoing",
+        "_has_left",
         "_in_line",
         "_is_waiting",
         "_joined_at",
@@ -265,6 +267,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._muted_until_answered = False
         self._overlaps = False  # whether the last dispatched request may overlap
         self._in_line = False
+        self._has_left = True  # it has not joined yet
         self._closed_here = False
         self._refusal: BadInput | None = None
         self._software: tuple[str, str] | None = None
@@ -289,6 +292,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._processor.joined(self)
         if self._processor.principal_of is not None:
             self._identify(self._processor.principal_of, transport.get_extra_info("peercert"))
+        self._has_left = False
         self._quotas.joined(self, instead_of=self._entering)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -332,7 +336,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._write_paused_since = None
         self._processor.metrics.client_software.remove(self._software)
         self._processor.left(self)
-        self._quotas.left(self)
+        self._backlog = deque(each for each in self._backlog if self.dialect.api_key(each[0]) == PRODUCE.key)
         self._advance(wake=True)
 
     # -- the quotas' side --
@@ -506,6 +510,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._refusal = None
         if self._transport is not None:
             self._transport.close()
+        self._leave_if_done()
 
     def abort(self) -> None:
         """Close now."""
@@ -547,6 +552,13 @@ class ServerConnection(asyncio.BufferedProtocol):
             elif self._refusal is not None and not self._has_open_answers() and not self._has_failed():
                 self._refuse(self._refusal)
         self._update_reading()
+        self._leave_if_done()
+
+    def _leave_if_done(self) -> None:
+        """Stop counting the connection, if it is lost and has left nothing to handle."""
+        if self.closed and self._transport is None and not self._backlog and not self._has_left:
+            self._has_left = True
+            self._quotas.left(self)
 
     def _may_dispatch(self) -> bool:
         settings = self._processor.settings
@@ -556,13 +568,7 @@ class ServerConnection(asyncio.BufferedProtocol):
             and self._unanswered < settings.max_in_flight_requests_per_connection
             and self._unanswered_bytes < settings.max_in_flight_bytes_per_connection
             and not self._has_failed()
-            and (
-                self._order is None
-                or (
-                    self._order.open < settings.max_in_flight_requests_per_connection
-                    and self._order.held_bytes < RESPONSE_HIGH_WATER_BYTES
-                )
-            )
+            and (self._order is None or self._order.has_room(settings.max_in_flight_requests_per_connection))
         )
 
     def _has_failed(self) -> bool:

@@ -369,7 +369,8 @@ class Handover(Ending):
         self._refused.pop(id(told), None)
 
     def unacknowledged(self) -> int:
-        """Return the number of records, never too low. One that the loop takes at this moment may count twice."""
+        """Return the number of records. In another thread than the loop's, one that the loop takes at this moment may
+        count twice, and a batch that is just being sent not at all."""
         untold = sum(not delivery._is_told for delivery in list(self._refused.values()))
         return len(self.queue) + len(self._failures) + untold + self._producer._accumulator.unacknowledged()
 

@@ -97,7 +97,7 @@ def decode_columns(header: BatchHeader, body: Buffer, *, gives_way: bool = False
     """Decode the records of a decompressed body. Raises CorruptRecord. `gives_way`: let other threads run meanwhile,
     also if there are a million records, whose decoding then takes several times as long."""
     count = header.records_count
-    is_slow = gives_way and count > _MOST_IN_ONE_CALL
+    is_slow = gives_way and count > _MOST_IN_ONE_CALL and begins_as_columns(body)
     try:
         columns = _decoded_giving_way(body, count) if is_slow else _columns_decoder.decode(body)
         headers = _decode_headers(columns.headers)
@@ -143,7 +143,7 @@ def timestamps_of(header: BatchHeader, body: Buffer) -> Iterator[tuple[int, int]
     Decoding a million numbers in one call would keep other threads from running meanwhile, so those of a large batch
     are decoded one by one, as the iterator gets to them."""
     count = header.records_count
-    if count > _DECODED_AT_ONCE:
+    if count > _DECODED_AT_ONCE and begins_as_columns(body):
         return _walked_times(header, body if isinstance(body, bytes) else bytes(body))
     try:
         columns = _times_decoder.decode(body)
@@ -169,8 +169,6 @@ def timestamps_of(header: BatchHeader, body: Buffer) -> Iterator[tuple[int, int]
 def _walked_times(header: BatchHeader, data: bytes) -> Iterator[tuple[int, int]]:
     count, base_offset = header.records_count, header.base_offset
     try:
-        if data[0] != _FIVE_COLUMNS:
-            raise CorruptRecord(f"not the columns of {count} records")
         offset_deltas: Iterable[int] = range(count)
         position = 2
         if data[1] != _NIL[0]:

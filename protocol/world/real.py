@@ -331,10 +331,12 @@ class RealFile:
         os.fdatasync(self._descriptor)
 
     def close(self) -> None:
-        if self._descriptor >= 0:
-            _open_files.discard(self._descriptor)  # first: another thread may reuse the number at once
-            os.close(self._descriptor)
-            self._descriptor = -1
+        # First: others may get the number as soon as the descriptor is closed, and if another thread closed this file
+        # as well meanwhile, it would close theirs.
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            _open_files.discard(descriptor)
+            os.close(descriptor)
 
 
 class RealLock:
@@ -347,7 +349,9 @@ class RealLock:
             raise
 
     def release(self) -> None:
-        os.close(self._descriptor)
+        descriptor, self._descriptor = self._descriptor, -1
+        if descriptor >= 0:
+            os.close(descriptor)
 
 
 class RealDisk:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import contextlib
 import itertools
 import struct
 import time
@@ -149,3 +150,29 @@ async def thousands_of_names(target: Target) -> None:
     frames = [bytes(apis.encode_request(api, 1, None, body)) for api, _, body in asked]
     frames += [bytes(request_frame(KAFKA_APIS[api.key], version, 1, body)) for api, version, body in asked[:-1]]
     await repeat(list(target.data_ports.values()), frames)
+
+
+async def create_large_topic(target: Target) -> None:
+    async with Admin(target.bootstrap) as admin:
+        await admin.create_topic(TOPIC, partitions=300, replication_factor=1)
+
+
+@attack(prepare=create_large_topic)
+async def requests_left_behind(target: Target) -> None:
+    """Sixty kilobytes of small requests on each of many connections, whose clients hang up and come again."""
+    metadata = bytes(apis.encode_request(apis.METADATA, 1, "attacker", m.MetadataRequest([TOPIC])))
+    produce = bytes(apis.encode_request(apis.PRODUCE, 1, "attacker", m.ProduceRequest(None, 0, 1_000, [])))
+    until_s = time.monotonic() + SECONDS
+
+    async def go(port: int, frame: bytes) -> None:
+        while time.monotonic() < until_s:
+            with contextlib.suppress(OSError):
+                _, writer = await asyncio.open_connection(LOOPBACK, port)
+                writer.write(frame * (60_000 // len(frame)))
+                await asyncio.sleep(0.3)
+                writer.transport.abort()
+
+    ports = list(target.data_ports.values())
+    async with asyncio.TaskGroup() as tasks:
+        for number in range(100):
+            tasks.create_task(go(ports[number % len(ports)], produce if number % 4 == 0 else metadata))

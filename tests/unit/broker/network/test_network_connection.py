@@ -147,6 +147,10 @@ class InOrderAndOverlapping(InOrder):
         return overlaps(apis.decode_request_envelope(frame).correlation_id)
 
 
+def answer_to(request: Request) -> m.Message:
+    return m.ProduceResponse([]) if request.api is apis.PRODUCE else m.MetadataResponse(0, [], None, -1, [])
+
+
 def overlaps(correlation_id: int) -> bool:
     return correlation_id % 5 != 3
 
@@ -184,13 +188,15 @@ class Cluster:
         self.wrong: list[str] = []
         self.answers_in_handler = answers_in_handler
         self.peers: dict[str, Peer] = {}
-        quotas = ConnectionQuotas(limits)
+        quotas = self.quotas = ConnectionQuotas(limits)
         for name in range(CONNECTIONS):
             assert quotas.try_open("", "DATA", 0.0) is None
             entering = _Entering("", "DATA", None)
             quotas.joined(entering)
             stream = b"".join(
-                apis.encode_request(apis.METADATA, number, None, m.MetadataRequest(["t" * ((number * 7 + name) % 60)]))
+                apis.encode_request(
+                    apis.PRODUCE, number, None, m.ProduceRequest("t" * ((number * 7 + name) % 60), 1, 1_000, [])
+                )
                 for number in range(REQUESTS)
             )
             connection = ServerConnection(self.processor, str(name), quotas, entering)
@@ -224,7 +230,7 @@ class Cluster:
             self.returns.append(future)
         if self.answers_in_handler[request.correlation_id]:
             await future
-            request.respond(m.MetadataResponse(0, [], None, -1, []))
+            request.respond(answer_to(request))
         else:
             self.parked.append(request)
             await future
@@ -236,7 +242,8 @@ class Cluster:
 
     def answer(self, index: int) -> None:
         if self.parked:
-            self.parked.pop(index % len(self.parked)).respond(m.MetadataResponse(0, [], None, -1, []))
+            request = self.parked.pop(index % len(self.parked))
+            request.respond(answer_to(request))
 
     async def finish(self, deliver: int = 0) -> None:
         """Let every handler return and answer, for as long as that can take, then end the handlers."""
@@ -515,6 +522,25 @@ async def test_requests_of_a_lost_peer_are_handled_even_while_answers_are_held_b
     await cluster.finish()
     assert peer.handled == list(range(REQUESTS))
     assert not peer.transport.written
+
+
+async def test_a_lost_peer_s_questions_are_dropped_and_it_counts_until_its_records_are_written() -> None:
+    cluster = Cluster([True] * REQUESTS)
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    question = apis.encode_request(apis.METADATA, 1, None, m.MetadataRequest([]))
+    records = [apis.encode_request(apis.PRODUCE, number, None, m.ProduceRequest(None, 0, 1, [])) for number in (0, 2)]
+    peer.stream = memoryview(b"".join([records[0], question, records[1]]))
+    peer.deliver(1_000)
+    await asyncio.sleep(0)
+    assert peer.handled == [0]
+    before = cluster.quotas.total
+    peer.lose()
+    assert cluster.quotas.total == before
+    await cluster.finish()
+    assert peer.handled == [0, 2]
+    assert cluster.quotas.total == before - 1
 
 
 async def test_a_refusal_comes_after_the_answers_that_are_held_back() -> None:
