@@ -6,6 +6,7 @@ import asyncio
 from pathlib import Path
 
 from minibroker.client.cli.terminal import security
+from minibroker.client.cli.terminal.output import note_overlooked
 from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.local.local_cluster import LocalCluster
@@ -13,7 +14,7 @@ from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_details
 from minibroker.deploy.observing.commits import with_stalls
 from minibroker.deploy.observing.status import Status, status_of_view
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.errors import NetworkError
 
 
 def view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Status]:
@@ -23,9 +24,10 @@ def view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Sta
         cluster = LocalCluster(data)
         view = cluster.view()
         return view, cluster.status(view, asks_controller=True, asks_stalls=True)
+    note_overlooked(bootstrap, data)
     access = AsClient(protection("minibroker", security.chosen()))
     view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
     if not view.brokers:
-        raise MinibrokerError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
+        raise NetworkError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
     view = asyncio.run(with_stalls(asyncio.run(with_details(view))))
     return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))

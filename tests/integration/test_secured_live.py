@@ -105,6 +105,12 @@ def test_commands_use_the_file_of_the_data_directory_and_the_health_check_takes_
     command = [*minibroker, "--command-config", file, "status", "--bootstrap", cluster.bootstrap_servers]
     assert "broker" in subprocess.run(command, check=True, capture_output=True, text=True, timeout=120).stdout
     port = cluster.bootstrap_servers.rpartition(":")[2]
+    for words in (["topics", "list"], ["status"]):
+        command = [*minibroker, *words, "--bootstrap", f"localhost:{port}", "--data", str(cluster.directory)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 1, ended
+        remedy = f"the cluster in {cluster.directory} is secured, so give `--command-config {file}` before the command"
+        assert ended.stderr.startswith(f"error: {remedy}: without it, no broker answer"), ended
     health = [sys.executable, "-m", "minibroker.deploy.observing.healthcheck", port]
     assert subprocess.run([*health, "config", file], check=False, timeout=120).returncode == 0
     assert subprocess.run([*health, "ssl"], check=False, timeout=120).returncode == 1

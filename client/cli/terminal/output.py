@@ -30,7 +30,7 @@ from minibroker.client.cli.terminal.hints import comes_from, pastable
 from minibroker.client.cli.terminal.plain_help import HELP_OPTIONS, make_plain, plain_error
 from minibroker.client.errors import DeliveryFailed, InvalidSetting, PartialFailure
 from minibroker.protocol.connections.rpc import RequestTimedOut
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.words import printable
 
 T = TypeVar("T")
@@ -98,6 +98,7 @@ FormatOption = Annotated[Format, typer.Option("--format", help="Output format of
 YesOption = Annotated[bool, typer.Option("--yes", "-y", help="Do not ask for confirmation.")]
 
 DEFAULT_DATA = Path(".minibroker")
+_CLUSTER_FILE = "cluster.json"
 
 API_TIMEOUT_MS = 20_000
 """Time that a command waits for a cluster that answers but cannot serve yet, for instance between controllers. The
@@ -115,9 +116,10 @@ def bootstrap_servers(bootstrap: str | None, data: Path, *, even_if_down: bool =
     `--command-config`. Raises MinibrokerError with the remedy, also if the local cluster is down, unless
     `even_if_down`."""
     if bootstrap is not None:
+        note_overlooked(bootstrap, data)
         return bootstrap
     security.choose_of(data)
-    path = data / "cluster.json"
+    path = data / _CLUSTER_FILE
     try:
         cluster = msgspec.json.decode(path.read_bytes(), type=_ClusterFile)
     except (FileNotFoundError, NotADirectoryError):
@@ -130,6 +132,20 @@ def bootstrap_servers(bootstrap: str | None, data: Path, *, even_if_down: bool =
     if not (cluster.running or even_if_down):
         raise MinibrokerError(f"the cluster in {data} is down: run `minibroker up`, or name brokers with --bootstrap")
     return cluster.bootstrap
+
+
+def note_overlooked(bootstrap: str, data: Path) -> None:
+    """If `--bootstrap` names a broker of the local cluster by its port, an error mentions that cluster's settings."""
+    try:
+        cluster = msgspec.json.decode((data / _CLUSTER_FILE).read_bytes(), type=_ClusterFile)
+    except (OSError, msgspec.MsgspecError):
+        return
+    if cluster.running and _ports(bootstrap) & _ports(cluster.bootstrap):
+        security.overlook(data)
+
+
+def _ports(bootstrap: str) -> set[str]:
+    return {address.strip().rpartition(":")[2] for address in bootstrap.split(",")}
 
 
 def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
@@ -347,7 +363,9 @@ def explain(error: Exception) -> tuple[int, str]:
         where = f"{error.filename}: " if error.filename is not None else ""
         remedy = next((text for kind, text in _REMEDIES.items() if isinstance(error, kind)), "")
         return FAILURE, f"error: {_one_line(f'{where}{error.strerror or error}{remedy}')}"
-    return _exit_code(error), f"error: {_one_line(str(error))}"
+    given = security.remedy() if isinstance(error, NetworkError) else None
+    text = str(error) if given is None else f"{given}: without it, {error}"
+    return _exit_code(error), f"error: {_one_line(text)}"
 
 
 def _exit_code(error: Exception) -> int:

@@ -7,6 +7,7 @@ directory.
 from __future__ import annotations
 
 import re
+import shlex
 from pathlib import Path
 
 from minibroker.client.errors import InvalidSetting
@@ -20,12 +21,14 @@ OPTION = "--command-config"
 _NAME = re.compile("[A-Za-z0-9._-]+")
 
 _chosen: Security | None = None
+_overlooked: Path | None = None
 
 
 def choose(path: Path | None) -> None:
     """Use the settings in the file for all connections of this command. Raises InvalidSetting."""
-    global _chosen
+    global _chosen, _overlooked
     _chosen = None if path is None else read(path)
+    _overlooked = None
 
 
 def choose_of(data: Path) -> None:
@@ -33,6 +36,22 @@ def choose_of(data: Path) -> None:
     path = data / FILE_NAME
     if _chosen is None and path.exists():
         choose(path)
+
+
+def overlook(data: Path) -> None:
+    """Remember the file of the local cluster, which the command does not use because of `--bootstrap`."""
+    global _overlooked
+    path = data / FILE_NAME
+    if _chosen is None and path.exists():
+        _overlooked = path
+
+
+def remedy() -> str | None:
+    """Return what to do if no broker answers and a file was overlooked, else None."""
+    if _overlooked is None:
+        return None
+    file = shlex.quote(str(_overlooked))
+    return f"the cluster in {_overlooked.parent} is secured, so give `{OPTION} {file}` before the command"
 
 
 def chosen() -> Security:
