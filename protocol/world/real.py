@@ -199,7 +199,9 @@ class RealNetwork:
         connection = await _first_connected(_by_turns(await self._names.resolve(host)), port)
         try:
             connection.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
-            _, protocol = await asyncio.get_running_loop().create_connection(factory, sock=connection)
+            # Not `create_connection`: if the connection ends in the turn in which it is made, uvloop 0.23 closes the
+            # descriptor there, and `connection` closes it again when it is collected: by then it may be a log's.
+            _, protocol = await asyncio.get_running_loop().connect_accepted_socket(factory, connection)
         except BaseException:
             connection.close()
             raise
