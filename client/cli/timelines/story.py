@@ -188,7 +188,8 @@ def _told_since_start(entries: Sequence[Entry], shown: Sequence[Entry], is_start
             chosen.insert(0, turns.pop())
             victims |= before
         teller = _Teller(shown, chosen, victims, turns[-1] if turns else -1)
-        yield teller.story()
+        if not _stops_the_cluster(entries, chosen[-1], teller.first, victims):
+            yield teller.story()
         # Earlier stories end before this one begins.
         entries, shown = entries[: teller.first], shown[: teller.first]
 
@@ -236,6 +237,26 @@ def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
     started_ms = entry["time_ms"] - entry["broker_up_ms"]
     before = next((earlier for earlier in reversed(entries[:index]) if earlier["epoch"] < entry["epoch"]), None)
     return before is not None and before["event"] == "Resignation" and before["time_ms"] < started_ms
+
+
+def _stops_the_cluster(entries: Sequence[Entry], last: int, first: int, victims: set[int]) -> bool:
+    """Whether the failover from `first` to the turn `last` is the stop of the whole cluster, which is none: all lost
+    brokers stopped cleanly, the others soon after them, the controller at the end, and no broker was left to follow
+    it."""
+    cleanly: set[int] = set()
+    ended_ms = entries[last]["time_ms"]
+    has_resigned = False
+    for index, entry in enumerate(entries[first:], first):
+        resigns = entry["event"] == "Resignation" and entry["cause"] == _CONTROLLER_STOPS
+        if not (resigns or (entry["event"] == _STOPS and "broker" in entry)):
+            continue
+        cleanly.add(entry["controller" if resigns else "broker"])
+        if index > last:
+            if entry["time_ms"] > ended_ms + TOGETHER_MS:
+                return False
+            ended_ms = entry["time_ms"]
+            has_resigned = has_resigned or resigns
+    return has_resigned and victims <= cleanly
 
 
 def _victims(entries: Sequence[Entry], index: int) -> set[int]:

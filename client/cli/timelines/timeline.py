@@ -101,7 +101,7 @@ def timeline(
     stories = failovers(entries, topic)
     if not stories:
         then = "" if since is None else f" since {since}"
-        raise MinibrokerError(f"no failover is recorded{then}: no broker was lost, and the controller did not change")
+        raise MinibrokerError(f"no failover is recorded{then}: no broker was lost while others ran")
     if every:
         _print_stories(stories, format)
     elif number is None or number == 1:

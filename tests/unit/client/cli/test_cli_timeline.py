@@ -338,6 +338,44 @@ def test_a_story_does_not_say_that_a_stopped_or_restarted_broker_may_have_hung()
     ]
 
 
+def whole_stop(first: Recorder, at_ms: int, epoch: int) -> None:
+    """Brokers 1, 2 and 3 stop cleanly, as recorded by a cluster of `minibroker down`."""
+    asked, stops = "ControlledShutdownRequest", "the broker stops"
+    first.add(at_ms, 1, epoch, asked, broker=1, states=[state("a-0", (1, 2), ([1, 2], [2]))])
+    first.add(at_ms + 58, 1, epoch, asked, broker=2, failure="CancelledError()")
+    first.add(at_ms + 77, 1, epoch, "Resignation", cause=stops)
+    first.add(at_ms + 94, 2, epoch, "ControllerSuspected", broker=1, reason="it refuses connections", lasted_ms=9.0)
+    first.add(at_ms + 144, 2, epoch + 1, "Startup", brokers=[2, 3], unreachable=[], broker_up_ms=5_479.0)
+    first.add(at_ms + 1_086, 2, epoch + 1, asked, broker=2, states=[state("a-0", (2, 3), ([2], [3]))])
+    first.add(at_ms + 1_107, 2, epoch + 1, asked, broker=3)
+    first.add(at_ms + 1_134, 2, epoch + 1, "BrokerChange", lost=[3], states=[state("a-0", (3, -1), ([3], [3]))])
+    first.add(at_ms + 1_165, 2, epoch + 1, asked, broker=2)
+    first.add(at_ms + 1_176, 2, epoch + 1, "Resignation", cause=stops)
+
+
+def test_a_clean_stop_of_the_whole_cluster_is_not_a_failover() -> None:
+    recorder = controller_failover()
+    before = failovers(recorder.entries)
+    assert len(before) == 2
+    whole_stop(recorder, 600_000, 6)
+    assert failovers(recorder.entries) == before
+    recorder.add(700_000, 3, 8, "Startup", brokers=[3], unreachable=[], broker_up_ms=120.0)
+    assert failovers(recorder.entries) == before, "also after the next start"
+    whole_stop(recorder, 800_000, 8)
+    assert failovers(recorder.entries) == before
+
+
+def test_a_stop_of_the_whole_cluster_is_a_failover_if_a_broker_was_killed_or_one_remained() -> None:
+    stopped = Recorder()
+    whole_stop(stopped, 0, 6)
+    killed = [entry for entry in stopped.entries if entry.get("broker") != 3]
+    assert len(failovers(killed)) == 1, "broker 3 did not ask"
+    assert len(failovers(stopped.entries[:-1])) == 1, "broker 2 has not stopped"
+    late = stopped.entries[-1]
+    late["time_ms"] += 60_000
+    assert len(failovers([*stopped.entries[:-1], late])) == 1, "the last broker stopped much later"
+
+
 def test_the_start_of_a_cluster_that_was_stopped_is_not_a_failover() -> None:
     recorder = controller_failover()
     recorder.add(10_000, 3, 6, "BrokerChange", lost=[2], added=[])
