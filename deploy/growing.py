@@ -217,24 +217,36 @@ class _Removal:
             self._strange_since_s = time.monotonic()
         elif time.monotonic() > self._strange_since_s + KNOWN_WITHIN_S:
             raise LaunchError(
-                f"the reassignment of {listed(cancelled[:3])} was cancelled: repeat the command to start it again, or "
-                f"keep broker {self._broker} with --cancel"
+                f"another command has cancelled or replaced the reassignment of {listed(cancelled[:3])}: repeat this "
+                f"one to start it again, or keep broker {self._broker} with --cancel"
             )
 
     async def _look(
         self, admin: Admin
     ) -> tuple[Departure, dict[TopicPartition, PartitionDescription], dict[TopicPartition, PartitionReassignment]]:
-        live = [broker.id for broker in (await admin.describe_cluster()).brokers]
-        if not live:
-            raise NetworkError("no broker that answers knows the cluster: see `minibroker status`")
-        reassigned = await admin.list_partition_reassignments()
-        partitions = await _partitions(admin)
-        known = [
-            entry.id for entry in self._cluster.file().brokers if entry.leaving is None or entry.id == self._broker
-        ]
-        leaving = {entry.id for entry in self._cluster.file().brokers} - set(known)
-        live = [broker for broker in live if broker not in leaving]
-        return departure(self._broker, partitions, reassigned, live, known), partitions, reassigned
+        """Raises LaunchError if the others cannot carry the replicas. Where reassignments change meanwhile, perhaps by
+        another command, it looks again: with those of one moment and the replicas of another, more would be counted
+        than there are."""
+        until_s = time.monotonic() + KNOWN_WITHIN_S
+        while True:
+            live = [broker.id for broker in (await admin.describe_cluster()).brokers]
+            if not live:
+                raise NetworkError("no broker that answers knows the cluster: see `minibroker status`")
+            before = await admin.list_partition_reassignments()
+            partitions = await _partitions(admin)
+            reassigned = await admin.list_partition_reassignments()
+            known = [
+                entry.id for entry in self._cluster.file().brokers if entry.leaving is None or entry.id == self._broker
+            ]
+            leaving = {entry.id for entry in self._cluster.file().brokers} - set(known)
+            live = [broker for broker in live if broker not in leaving]
+            try:
+                return departure(self._broker, partitions, reassigned, live, known), partitions, reassigned
+            except LaunchError:
+                is_calm = not before and not reassigned and not self._submitted
+                if is_calm or time.monotonic() > until_s:
+                    raise
+            await asyncio.sleep(LOOK_EVERY_S)
 
     async def _throttle(
         self,
