@@ -7,6 +7,7 @@ from typing import Generic, TypeVar
 Answer = TypeVar("Answer")
 
 MOST_HELD_BYTES = 1024 * 1024
+"""Beyond this, no further request is dispatched until answers have left."""
 
 
 class OrderedAnswers(Generic[Answer]):
@@ -30,6 +31,7 @@ class OrderedAnswers(Generic[Answer]):
         return self._next_place - self._next_answer
 
     def has_room(self, most_open: int) -> bool:
+        """Return whether another request may take a place."""
         return self.open < most_open and self.held_bytes < MOST_HELD_BYTES
 
     def answered(self, place: int, answer: Answer, size: int) -> list[Answer]:
