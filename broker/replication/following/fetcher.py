@@ -97,7 +97,7 @@ class ReplicaFetcher:
         set_aside: Callable[[Partition, str], None],
         found: Callable[[], None],
     ) -> None:
-        """`found` is called when the leader is no longer lost (`is_lost`)."""
+        """`found` is called when the leader is no longer lost (`lost_until_s`)."""
         self.leader_id = leader_id
         self.address = (host, port)
         self._world = world
@@ -158,13 +158,10 @@ class ReplicaFetcher:
         return not self._follows
 
     @property
-    def is_lost(self) -> bool:
-        """The connection to the leader has just broken, as when it crashes, and no other is open yet. True from the
-        moment in which the loop sees it: clients see it in the same millisecond, and ask. (Where nothing is followed,
-        the end of a connection says nothing.)"""
-        if self._broke_s is None or not self._follows:
-            return False
-        return self._world.clock.monotonic() < self._broke_s + _LOST_S
+    def lost_until_s(self) -> float:
+        """Until when the leader counts as lost: its connection has just broken, as when it crashes, and no other is
+        open yet. Set in the moment in which the loop sees it: clients see it in the same millisecond, and ask."""
+        return -math.inf if self._broke_s is None else self._broke_s + _LOST_S
 
     async def close(self) -> None:
         self._task.cancel()
@@ -212,7 +209,8 @@ class ReplicaFetcher:
             pass
 
     def _broken(self) -> None:
-        if self._broke_s is None:
+        # Where nothing is followed, the end of a connection says nothing.
+        if self._broke_s is None and self._follows:
             self._broke_s = self._world.clock.monotonic()
 
     def _connection_lost(self, connection: Connection) -> None:

@@ -35,6 +35,9 @@ class ReplicaFetcherManager:
         """Called when one of `lost_leaders` is back, as far as this broker sees."""
         self._fetchers: dict[int, ReplicaFetcher] = {}
         """The fetchers by the ids of their leaders."""
+        self._lost: dict[int, float] = {}
+        """Until when leaders count as lost that are followed no longer. LeaderAndIsr names the successor of a dead
+        leader before UpdateMetadata does, and a client that asks in between must not be told of the dead one."""
         self._settings = FetcherSettings(
             broker_id=config.broker_id,
             wait_max_ms=config.replica_fetch_wait_max_ms,
@@ -61,6 +64,8 @@ class ReplicaFetcherManager:
             fetcher = None
         self.stop_following(partition.topic_partition, but=leader_id)
         if fetcher is None:
+            if self._lost.pop(leader_id, None) is not None:
+                self.on_leader_found()
             host, port = address
             fetcher = self._fetchers[leader_id] = ReplicaFetcher(
                 self._world,
@@ -85,8 +90,11 @@ class ReplicaFetcherManager:
                 fetcher.remove(topic_partition)
 
     def lost_leaders(self) -> set[int]:
-        """See `ReplicaFetcher.is_lost`."""
-        return {leader_id for leader_id, fetcher in self._fetchers.items() if fetcher.is_lost}
+        """See `ReplicaFetcher.lost_until_s`."""
+        now_s = self._world.clock.monotonic()
+        self._lost = {leader_id: until_s for leader_id, until_s in self._lost.items() if now_s < until_s}
+        followed = {leader_id for leader_id, fetcher in self._fetchers.items() if now_s < fetcher.lost_until_s}
+        return followed | self._lost.keys()
 
     def wake(self, leader_id: int) -> None:
         """Let the fetcher of that leader look again, since one of its partitions may have become due."""
@@ -105,6 +113,8 @@ class ReplicaFetcherManager:
             self._retire(self._fetchers.pop(leader_id))
 
     def _retire(self, fetcher: ReplicaFetcher) -> None:
+        if self._world.clock.monotonic() < fetcher.lost_until_s:
+            self._lost[fetcher.leader_id] = fetcher.lost_until_s
         self._supervisor.start(fetcher.close(), f"end of the fetcher of broker {fetcher.leader_id}")
 
     async def close(self) -> None:

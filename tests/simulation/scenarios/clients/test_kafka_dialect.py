@@ -18,6 +18,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.simulator.cluster import CONTROL_PORT, PORT, VirtualCluster, host_name
 from minibroker.deploy.simulator.kafka_connection import KafkaConnection, connect, request_frame
+from minibroker.deploy.simulator.waiting import until
 from minibroker.deploy.simulator.world import VirtualWorld
 from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import apis
@@ -572,6 +573,29 @@ async def test_a_metadata_request_right_after_the_loss_of_a_leader_names_its_suc
         await cluster.until(lambda: not lost(cluster, asked))
 
     await asyncio.gather(*map(ask, others))
+
+
+@run_by(with_cluster)
+async def test_a_metadata_request_between_leader_and_isr_and_update_metadata_names_the_successor(
+    cluster: VirtualCluster, world: VirtualWorld, /
+) -> None:
+    """A follower that has been told of its new leader has ended the fetcher of the dead one."""
+    await lead_apart_from_the_controller(cluster, world)
+    leader, others, connections = await of_leader_and_others(cluster, world)
+    followed = TopicPartition(ORDERS, 0)
+    cluster.kill_broker(leader)
+    controller = cluster.active_controllers()[0]
+    fetchers = replicas_of(cluster, controller).fetchers
+    address = fetchers._fetchers[leader].address
+
+    def is_told_by_leader_and_isr_alone() -> bool:
+        described = cluster.broker(controller)._metadata.partition(followed)
+        return described.leader == leader and not fetchers.follows(followed, leader, address)
+
+    await until(is_told_by_leader_and_isr_alone, every_s=0.000_05)
+    assert lost(cluster, controller) == {leader}
+    found = (await connections[controller].request(metadata.METADATA, 12, about(ORDERS))).topics[0].partitions[0]
+    assert found.leader_id in others
 
 
 @run_by(with_cluster)
