@@ -71,9 +71,9 @@ from minibroker.deploy.observing.cluster_view import (
     ask_groups,
     ask_offline_log_dirs,
     ask_transactional_ids,
-    has_coordinators,
     has_group,
     has_transactional_id,
+    have_coordinators,
     with_details,
 )
 from minibroker.deploy.observing.commits import with_stalls
@@ -281,7 +281,7 @@ class LocalCluster:
         asyncio.run(secured.make_user(self.directory, addresses, self._access(cluster)))
 
     def _form(self) -> None:
-        """Wait until every broker knows all the others, and groups have coordinators.
+        """Wait until every broker knows all the others, and at every broker groups have coordinators.
 
         Asking for one creates the offsets topic now, not after the pause in which the controller waits for further
         brokers, and a broker may die before the first group is used. After FORMING_TIMEOUT_S the cluster counts as up
@@ -297,7 +297,7 @@ class LocalCluster:
 
         deadline = time.monotonic() + FORMING_TIMEOUT_S
         if wait_until(has_formed, FORMING_TIMEOUT_S) and plan.offsets_replicas(cluster) <= len(addresses):
-            wait_until(lambda: asyncio.run(has_coordinators(addresses[0], access=access)), deadline - time.monotonic())
+            wait_until(lambda: asyncio.run(have_coordinators(addresses, access=access)), deadline - time.monotonic())
 
     def running(self, options: plan.Options) -> ClusterFile | None:
         """Return the cluster if it runs, or None.

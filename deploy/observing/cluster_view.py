@@ -209,11 +209,17 @@ def _is_informed(answer: MetadataResponse) -> bool:
     return bool(answer.brokers)
 
 
-async def has_coordinators(address: Address, timeout_s: float = ASK_TIMEOUT_S, access: Access = ANYBODY) -> bool:
-    """Ask a broker whether groups have coordinators. If the offsets topic is missing, the broker creates it."""
+async def have_coordinators(
+    addresses: Sequence[Address], timeout_s: float = ASK_TIMEOUT_S, access: Access = ANYBODY
+) -> bool:
+    """Ask every broker whether groups have coordinators, since they hear of a new topic one after the other. If the
+    offsets topic is missing, the first creates it."""
     request = FindCoordinatorRequest(KeyType.GROUP.value, ["minibroker"])
-    answer = await ask(access, address, FIND_COORDINATOR, request, timeout_s)
-    return answer is not None and all(found.error_code == ErrorCode.NONE for found in answer.coordinators)
+    for address in addresses:
+        answer = await ask(access, address, FIND_COORDINATOR, request, timeout_s)
+        if answer is None or any(found.error_code != ErrorCode.NONE for found in answer.coordinators):
+            return False
+    return True
 
 
 async def with_details(
