@@ -176,6 +176,12 @@ BROKER_AUTHENTICATE = Api(
 APIS: dict[int, Api[Any, Any]] = {api.key: api for api in list(globals().values()) if isinstance(api, Api)}
 """The APIs by their keys: all those above."""
 
+READS = {
+    api.key
+    for api in (FETCH, LIST_OFFSETS, METADATA, OFFSET_FETCH, FIND_COORDINATOR, OFFSET_FOR_LEADER_EPOCH, API_VERSIONS)
+} | {key for key, api in APIS.items() if api.name.startswith(("Describe", "List"))}
+"""The keys of the APIs that only read: without a client that awaits the answer, there is nothing to do."""
+
 API_KEYS = [m.ApiVersion(key, api.min_version, api.max_version) for key, api in sorted(APIS.items())]
 """The response to ApiVersions."""
 

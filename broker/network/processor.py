@@ -24,10 +24,10 @@ quickly then never costs the two system calls of pausing and resuming.
 The connection's dialect (`dialect.py`) interprets the bytes; the first bytes choose it (`first_frame.py`).
 
 Bad input ends a connection, with one log line and, if the request's correlation id can be read, an error response.
-Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise,
-records that a peer sent before it closed the connection are written, as a producer with acks=0 may do that; its other
-requests are dropped. Until all are handled, the connection counts towards the limits: otherwise a stranger that hangs
-up and connects again could leave any number of requests behind.
+Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise, what
+a peer sent before it closed the connection is handled, since producers with acks=0 and members that leave a group may
+do that; only requests that read are dropped. Until all are handled, the connection counts towards the limits: otherwise
+a stranger that hangs up and connects again could leave any number of requests behind.
 
 One periodic sweep per processor checks the deadlines (no first request, an incomplete frame, unread responses,
 idleness). A timer per connection, moved with every frame, would cost more than the frame.
@@ -59,7 +59,7 @@ from minibroker.broker.network.request_channel import Gate, OnAnswer, Request, R
 from minibroker.broker.network.settings import NetworkSettings
 from minibroker.broker.network.summaries import Summary
 from minibroker.broker.network.unsent import UnsentAnswers
-from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, PRODUCE, Api, Plane
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, READS, Api, Plane
 from minibroker.protocol.messages import Buffer
 from minibroker.protocol.principal import Principal
 from minibroker.protocol.world import Incoming
@@ -336,7 +336,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._write_paused_since = None
         self._processor.metrics.client_software.remove(self._software)
         self._processor.left(self)
-        self._backlog = deque(each for each in self._backlog if self.dialect.api_key(each[0]) == PRODUCE.key)
+        self._backlog = deque(each for each in self._backlog if self.dialect.api_key(each[0]) not in READS)
         self._advance(wake=True)
 
     # -- the quotas' side --

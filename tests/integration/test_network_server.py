@@ -25,6 +25,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.messages import groups as g
 from minibroker.protocol.world.real import RealWorld
 from tests.running import run_by
 from tests.waiting import until
@@ -586,23 +587,29 @@ def test_a_peer_that_closes_in_the_middle_of_a_frame_is_removed(run: Run, caplog
 
 
 @run_by("run")
-async def test_records_sent_before_the_peer_closed_its_side_are_handled() -> None:
+async def test_changes_sent_before_the_peer_closed_its_side_are_handled_and_reads_are_not() -> None:
     handled: list[int] = []
 
     async def handler(request: Request) -> None:
-        await asyncio.sleep(0.001)
+        await until(lambda: request.closed)
         handled.append(request.correlation_id)
         request.respond_nothing()
 
     produce = m.ProduceRequest(None, 0, 1_000, [])
+    leave = g.LeaveGroupRequest("orders", [])
+    frames = []
+    for number in range(0, 30, 3):
+        frames.append(apis.encode_request(apis.PRODUCE, number, None, produce))
+        frames.append(apis.encode_request(apis.LEAVE_GROUP, number + 1, None, leave))
+        frames.append(metadata_frame(number + 2, "orders"))
     async with serving(handler) as up:
         peer = await up.connect()
-        peer.send(b"".join(apis.encode_request(apis.PRODUCE, number, None, produce) for number in range(30)))
+        peer.send(b"".join(frames))
         peer.writer.write_eof()
         assert await peer.closed() == b""
-        await until(lambda: handled == list(range(30)))
-        await until(lambda: up.server.planes[Plane.DATA].channel.bytes == 0)
         await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)
+        assert handled == [number for number in range(30) if number % 3 < 2]
+        assert up.server.planes[Plane.DATA].channel.bytes == 0
 
 
 @pytest.mark.parametrize("how", ["closes", "resets"])
