@@ -597,14 +597,14 @@ async def test_changes_sent_before_the_peer_closed_its_side_are_handled_and_read
 
     produce = m.ProduceRequest(None, 0, 1_000, [])
     leave = g.LeaveGroupRequest("orders", [])
-    frames = []
+    frames = bytearray()
     for number in range(0, 30, 3):
-        frames.append(apis.encode_request(apis.PRODUCE, number, None, produce))
-        frames.append(apis.encode_request(apis.LEAVE_GROUP, number + 1, None, leave))
-        frames.append(metadata_frame(number + 2, "orders"))
+        frames += apis.encode_request(apis.PRODUCE, number, None, produce)
+        frames += apis.encode_request(apis.LEAVE_GROUP, number + 1, None, leave)
+        frames += metadata_frame(number + 2, "orders")
     async with serving(handler) as up:
         peer = await up.connect()
-        peer.send(b"".join(frames))
+        peer.send(frames)
         peer.writer.write_eof()
         assert await peer.closed() == b""
         await until(lambda: up.server.planes[Plane.DATA].quotas.total == 0)

@@ -590,7 +590,7 @@ async def test_a_metadata_request_between_leader_and_isr_and_update_metadata_nam
 
     def is_told_by_leader_and_isr_alone() -> bool:
         described = cluster.broker(controller)._metadata.partition(followed)
-        return described.leader == leader and not fetchers.follows(followed, leader, address)
+        return described is not None and described.leader == leader and not fetchers.follows(followed, leader, address)
 
     await until(is_told_by_leader_and_isr_alone, every_s=0.000_05)
     assert lost(cluster, controller) == {leader}
