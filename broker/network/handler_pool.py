@@ -132,8 +132,9 @@ class RequestHandlerPool:
             else:
                 continuation, failed = await self._attempt(request, handler)
             now = clock()
-            self.busy_s += now - request.dequeued_at
-            channel.handled(request)
+            took_s = now - request.dequeued_at
+            self.busy_s += took_s
+            channel.handled(request, took_s)
             if continuation is None:
                 self._handled(request, failed, now, wake=False)
             else:

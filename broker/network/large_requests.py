@@ -24,6 +24,7 @@ from collections.abc import Awaitable, Callable
 from typing import Any, Protocol, TypeVar
 
 from minibroker.broker.network.dialect import Answer, BadInput, Undecoded
+from minibroker.protocol.apis import READS, Api
 from minibroker.protocol.messages import Message
 from minibroker.protocol.world import Executor
 
@@ -36,6 +37,7 @@ MOST_AT_ONCE = 2
 class LargeRequest(Protocol):
     """A request whose body is `Undecoded` at first."""
 
+    api: Api[Any, Any]
     body: Any
     large: LargeRequests | None
     """Encodes the answer."""
@@ -66,7 +68,7 @@ class LargeRequests:
         undecoded = request.body
         assert isinstance(undecoded, Undecoded)
         async with self._turns:
-            if request.closed:
+            if request.closed and request.api.key in READS:
                 request.respond_nothing()
                 return
             body = await self._executor.run(_decoded, undecoded)

@@ -4,8 +4,8 @@ The problem. Handlers must never block the sockets. More requests than the broke
 that send them instead of piling up. Control requests must not wait behind produce requests. All of that may cost a few
 microseconds per request: an `asyncio.Queue`, which wakes a task per request, costs as much as the rest of the path.
 
-The choice. A deque, and a future per idle handler. A request that finds an idle handler goes straight into that
-handler's future and never into the deque. A handler that has finished looks into the deque first (`poll`), so under
+The choice. A queue, and a future per idle handler. A request that finds an idle handler goes straight into that
+handler's future and never into the queue. A handler that has finished looks into the queue first (`poll`), so under
 load it proceeds from one request to the next without any wake-up.
 
 A connection has at most one request here (see "mute" in processor.py), and decodes it only when there is room. A
@@ -16,6 +16,16 @@ handlers of a channel therefore share a slice of 2 ms; when it is over, they all
 They also rest when the control plane's handler has been woken but has not run yet. "Control work first" amounts to that
 on one loop: between the arrival of a control request and its handling, only the requests run that handlers already hold
 (one each).
+
+Turns. The queue is not first come, first served: a hundred connections whose requests are expensive would make every
+other wait for a hundred of those. Its order is that of start-time fair queueing (Goyal, Vin and Cheng, 1996): a
+request's turn is the turn of the request that was taken last or, if that is later, the end of the connection's previous
+request, which is its turn plus the seconds that it took. Connections that always have a request waiting thus get equal
+times, and one that seldom asks is next. All that lost connections have left behind shares the turns of one, so nobody
+gets more by hanging up and coming again. Without load nothing is queued, and equal turns keep the order of arrival.
+
+Rejected: turns for each address instead. They would stop a stranger with a thousand connections, for whom there are
+quotas and `max.connections.per.ip`, and on one machine everybody has the same address.
 
 Followers first. The fetch of a proved broker goes to the head of the queue. A producer with acks=all waits for its
 followers' fetches; behind all clients' requests, it would wait for those several times. Followers do not keep clients
@@ -29,9 +39,12 @@ eager tasks.
 from __future__ import annotations
 
 import asyncio
+import math
 from collections import deque
 from collections.abc import Callable
 from functools import partial
+from heapq import heappop, heappush
+from itertools import count
 from typing import Any, Protocol
 
 from minibroker.broker.network.dialect import Answer, BadInput, Dialect, Header
@@ -44,6 +57,9 @@ from minibroker.protocol.fetch_slots import LeaderSlots
 from minibroker.protocol.principal import ANONYMOUS, Principal
 
 SLICE_S = 0.002
+LEFT_BEHIND_S = 0.000_1
+"""How far apart the turns are of requests of lost connections, several of which may be in the queue. The time that they
+take is added when it is known."""
 
 SHOWN_CHARACTERS = 100
 """The characters of a client id that messages show."""
@@ -77,6 +93,16 @@ class Gate(Protocol):
         ...
 
 
+class Turns:
+    """The turns of a connection's requests: see the head of this module."""
+
+    __slots__ = ("due_s",)
+
+    def __init__(self) -> None:
+        self.due_s = 0.0
+        """The turn of its request in the channel or, without one, the earliest of the next."""
+
+
 class Session:
     """The state of the other end of a connection (Kafka's RequestChannel.Session)."""
 
@@ -90,6 +116,7 @@ class Session:
         "inquiries",
         "is_before_mutation_quotas",
         "principal",
+        "turns",
     )
 
     def __init__(self) -> None:
@@ -107,6 +134,7 @@ class Session:
         self.handshake: Handshake | None = None
         """A handshake in progress."""
         self.fetch_slots = LeaderSlots()
+        self.turns = Turns()
 
     def is_broker(self) -> bool:
         """Return whether the other end has proved to be a broker."""
@@ -408,7 +436,8 @@ class Request:
 
 
 class RequestChannel:
-    """A bounded FIFO of requests. `poll` and `wait` are for the handlers, everything else for the processors."""
+    """A bounded queue of requests, in the order of their turns. `poll` and `wait` are for the handlers, everything else
+    for the processors."""
 
     def __init__(
         self,
@@ -422,9 +451,16 @@ class RequestChannel:
         self._clock = clock
         self._gives_way_to = gives_way_to
         self._loop = asyncio.get_running_loop()
-        self._queue: deque[Request] = deque()
+        self._queue: list[tuple[float, int, Request]] = []
+        """A heap of turns, arrivals and requests."""
+        self._arrivals = count()
+        self._turn_s = 0.0
+        """The turn of the request that was taken last."""
+        self._left_behind = Turns()
+        """Of the requests of all lost connections together."""
         self._idle: deque[asyncio.Future[Request | None]] = deque()
-        self._in_line: deque[tuple[RequestSource, int]] = deque()
+        self._in_line: list[tuple[float, int, RequestSource, int]] = []
+        """A heap of turns, arrivals, connections and the sizes of their requests."""
         self._resting = False
         self._slice_ends_at = 0.0
         self._closed = False
@@ -451,20 +487,25 @@ class RequestChannel:
         return not self._in_line and not self._closed and self._fits(size)
 
     def get_in_line(self, source: RequestSource, size: int) -> None:
-        """Call `source.room_in_channel` once a request of `size` bytes may be offered, first come, first served. It is
+        """Call `source.room_in_channel` once a request of `size` bytes may be offered, in the order of turns. It is
         never called if the channel closes before that."""
         if not self._closed:
-            self._in_line.append((source, size))
+            turn_s = max(source.session.turns.due_s, self._turn_s)
+            heappush(self._in_line, (turn_s, next(self._arrivals), source, size))
 
     def offer(self, request: Request, *, wake: bool) -> None:
         """Queue a request for which there is room. `wake` is False if the caller is a handler about to poll."""
         self.bytes += request.size
+        turns = self._turns(request)
+        turns.due_s = turn_s = max(turns.due_s, self._turn_s)
+        if turns is self._left_behind:
+            turns.due_s += LEFT_BEHIND_S
         if wake and self._idle and not self._queue and not self._resting and self._give(request):
+            self._turn_s = turn_s
             return
         if request.api is FETCH and request.session.is_broker():
-            self._queue.appendleft(request)
-        else:
-            self._queue.append(request)
+            turn_s = -math.inf
+        heappush(self._queue, (turn_s, next(self._arrivals), request))
 
     # -- the handlers' side --
 
@@ -477,7 +518,7 @@ class RequestChannel:
             self._resting = True
             self._loop.call_soon(self._rested)
             return None
-        request = self._queue.popleft()
+        request = self._take()
         if self._in_line:
             self._admit()
         return request
@@ -499,9 +540,10 @@ class RequestChannel:
         if now >= self._slice_ends_at:
             self._slice_ends_at = now + SLICE_S
 
-    def handled(self, request: Request) -> None:
-        """Stop counting a request."""
+    def handled(self, request: Request, seconds: float) -> None:
+        """Stop counting a request, whose handler took this time."""
         self.bytes -= request.size
+        self._turns(request).due_s += seconds
         if self._in_line:
             self._admit()
 
@@ -515,6 +557,14 @@ class RequestChannel:
         if not self._queue:
             while self._idle:
                 self._give(None)
+
+    def _turns(self, request: Request) -> Turns:
+        return self._left_behind if request.closed else request.session.turns
+
+    def _take(self) -> Request:
+        turn_s, _, request = heappop(self._queue)
+        self._turn_s = max(self._turn_s, turn_s)
+        return request
 
     def _give(self, request: Request | None) -> bool:
         """Hand the request to an idle handler. Return False if there is none."""
@@ -530,8 +580,8 @@ class RequestChannel:
         self._resting = False
         self._slice_ends_at = self._clock() + SLICE_S
         while self._queue and self._idle:
-            if self._give(self._queue[0]):
-                self._queue.popleft()
+            if self._give(self._queue[0][2]):
+                self._take()
         if self._closed and not self._queue:
             while self._idle:
                 self._give(None)
@@ -542,6 +592,5 @@ class RequestChannel:
         return len(self._queue) < self._max_requests and (not self.bytes or self.bytes + size <= self._max_bytes)
 
     def _admit(self) -> None:
-        while self._in_line and self._fits(self._in_line[0][1]):
-            source, _ = self._in_line.popleft()
-            source.room_in_channel()
+        while self._in_line and self._fits(self._in_line[0][3]):
+            heappop(self._in_line)[2].room_in_channel()

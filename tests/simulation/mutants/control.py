@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import math
+from heapq import heappop, heappush
 from typing import Any
 
 from minibroker.broker.handlers import authorization, control
@@ -250,5 +252,12 @@ def followers_wait_their_turn(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "offer")
     def offer(original: Any, self: RequestChannel, request: Any, *, wake: bool) -> None:
         original(self, request, wake=wake)
-        if self._queue and self._queue[0] is request:
-            self._queue.rotate(-1)
+        if self._queue and self._queue[0][2] is request:
+            heappush(self._queue, (math.inf, *heappop(self._queue)[1:]))
+
+
+@mutant("many expensive requests", "the time that a connection's requests take does not count, so each waits for all")
+def requests_in_the_order_of_arrival(patches: Patches) -> None:
+    @patches.instead_of(RequestChannel, "handled")
+    def handled(original: Any, self: RequestChannel, request: Any, seconds: float) -> None:
+        original(self, request, 0.0)

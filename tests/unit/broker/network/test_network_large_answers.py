@@ -8,9 +8,10 @@ from typing import Any, TypeVar
 
 import pytest
 
-from minibroker.broker.network.dialect import BadInput
+from minibroker.broker.network.dialect import BadInput, Undecoded
 from minibroker.broker.network.large_requests import MOST_AT_ONCE, LargeRequests
 from minibroker.deploy.simulator.loop import run
+from minibroker.protocol.apis import LIST_GROUPS, METADATA, PRODUCE, Api
 from minibroker.protocol.messages import Message
 from minibroker.protocol.messages.groups import ListGroupsRequest, ListGroupsResponse
 from tests.running import run_by
@@ -39,6 +40,7 @@ class Asked:
     """A small request."""
 
     def __init__(self) -> None:
+        self.api: Api[Any, Any] = LIST_GROUPS
         self.body: Any = ListGroupsRequest()
         self.large: LargeRequests | None = None
         self.closed = False
@@ -84,3 +86,17 @@ async def test_nothing_is_built_before_earlier_answers_are_read(leaves: bool) ->
     read.pop()()
     await task
     assert asked.answers == ([None] if leaves else [BODY])
+
+
+@pytest.mark.parametrize(("api", "handled"), [(PRODUCE, True), (METADATA, False)])
+@run_by(with_loop)
+async def test_of_what_a_lost_connection_has_left_reads_are_not_handled(api: Api[Any, Any], handled: bool) -> None:
+    asked = Asked()
+    asked.api, asked.closed, asked.body = api, True, Undecoded(lambda: BODY)
+    bodies = []
+
+    async def handler(request: Asked) -> None:
+        bodies.append(request.body)
+
+    await LargeRequests(Threads()).handle(asked, handler)
+    assert bodies == ([BODY] if handled else [])

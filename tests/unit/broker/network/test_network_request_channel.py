@@ -9,7 +9,7 @@ from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
-from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel, Session
+from minibroker.broker.network.request_channel import SLICE_S, Request, RequestChannel, RequestSource, Session
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from tests.running import run_by
@@ -29,11 +29,11 @@ class Source:
     peer = "127.0.0.1:1"
     listener = "DATA"
     closed = False
-    session = Session()
     dialect = NativeDialect(NativeListener("DATA", apis.Plane.DATA, 1 << 20))
 
     def __init__(self, on_room: Callable[[], None] | None = None) -> None:
         self._on_room = on_room
+        self.session = Session()
 
     def proved_broker(self) -> None:
         pass
@@ -68,7 +68,7 @@ class Source:
         self._on_room()
 
 
-def request(number: int, size: int = 1, source: Source | None = None) -> Request:
+def request(number: int, size: int = 1, source: RequestSource | None = None) -> Request:
     envelope = apis.decode_request_envelope(
         apis.encode_request(apis.METADATA, number, None, m.MetadataRequest(None))[4:]
     )
@@ -111,11 +111,75 @@ async def test_requests_are_taken_in_the_order_of_their_offers() -> None:
 
 
 @run_by(run)
+async def test_a_connection_that_seldom_asks_does_not_wait_for_those_that_always_do() -> None:
+    clock = Clock()
+    channel = RequestChannel(100, 1_000, clock)
+    channel.woken(clock.now)
+    busy = [Source() for _ in range(10)]
+    seldom = Source()
+
+    def handle_next(seconds: float) -> RequestSource:
+        taken = channel.poll(clock.now)
+        assert taken is not None
+        channel.handled(taken, seconds)
+        return taken.source
+
+    for source in busy:
+        channel.offer(request(1, source=source), wake=False)
+    for number in range(25):
+        channel.offer(request(1, source=handle_next(0.1 + number / 1_000)), wake=False)
+    for _ in range(5):
+        channel.offer(request(1, source=seldom), wake=False)
+        assert handle_next(0.000_1) is seldom
+    # It gets what the others get, and no more for having waited.
+    served = []
+    channel.offer(request(1, source=seldom), wake=False)
+    for _ in range(110):
+        served.append(handle_next(0.1))
+        channel.offer(request(1, source=served[-1]), wake=False)
+    assert all(9 <= served.count(source) <= 11 for source in [seldom, *busy])
+
+
+@run_by(run)
+async def test_all_lost_connections_together_have_the_turns_of_one() -> None:
+    clock = Clock()
+    channel = RequestChannel(1_000, 100_000, clock)
+    channel.woken(clock.now)
+    here, lost = Source(), [Source() for _ in range(20)]
+    for source in lost:
+        source.closed = True
+        channel.offer(request(1, source=source), wake=False)
+    channel.offer(request(1, source=here), wake=False)
+    served = []
+    for _ in range(100):
+        taken = channel.poll(clock.now)
+        assert taken is not None
+        served.append(taken.source)
+        channel.handled(taken, 0.01)
+        channel.offer(request(1, source=taken.source), wake=False)
+    assert served.count(here) >= 40
+
+
+@run_by(run)
+async def test_connections_stand_in_line_in_the_order_of_their_turns() -> None:
+    clock = Clock()
+    channel = RequestChannel(1, 1_000, clock)
+    channel.woken(clock.now)
+    channel.offer(request(1), wake=False)
+    called = []
+    busy, seldom = Source(lambda: called.append("busy")), Source(lambda: called.append("seldom"))
+    busy.session.turns.due_s = 0.1
+    channel.get_in_line(busy, 1)
+    channel.get_in_line(seldom, 1)
+    channel.poll(clock.now)
+    assert called == ["seldom", "busy"]
+
+
+@run_by(run)
 async def test_the_fetches_of_followers_are_taken_first() -> None:
     clock = Clock()
     channel = RequestChannel(10, 1_000, clock)
     follower = Source()
-    follower.session = Session()
     follower.session.set_broker(2)
     apis_asked: list[apis.Api[Any, Any]] = [apis.FETCH, apis.METADATA, apis.METADATA, apis.FETCH]
     for number, (source, api) in enumerate(zip([Source(), Source(), follower, follower], apis_asked, strict=True)):
@@ -184,10 +248,10 @@ async def test_bytes_count_until_the_request_is_handled_and_a_large_request_gets
     assert not channel.has_room(1)  # otherwise the large one would wait for ever
     assert channel.poll(clock.now) is first
     assert channel.poll(clock.now) is None
-    channel.handled(first)
+    channel.handled(first, 0.0)
     assert channel.poll(clock.now) is large
     assert channel.bytes == 500
-    channel.handled(large)
+    channel.handled(large, 0.0)
     assert channel.bytes == 0
 
 
