@@ -257,6 +257,8 @@ class Request:
 
     place: int
     """The place of its answer if answers leave in order; set and used by its connection."""
+    turns: Turns
+    """Set and used by the channel."""
 
     __slots__ = (
         "_answered",
@@ -276,6 +278,7 @@ class Request:
         "received_at",
         "sent_at",
         "size",
+        "turns",
     )
 
     def __init__(
@@ -496,8 +499,11 @@ class RequestChannel:
     def offer(self, request: Request, *, wake: bool) -> None:
         """Queue a request for which there is room. `wake` is False if the caller is a handler about to poll."""
         self.bytes += request.size
-        turns = self._turns(request)
-        turns.due_s = turn_s = max(turns.due_s, self._turn_s)
+        source = request.source
+        request.turns = turns = self._left_behind if source.closed else source.session.turns
+        if turns.due_s < self._turn_s:
+            turns.due_s = self._turn_s
+        turn_s = turns.due_s
         if turns is self._left_behind:
             turns.due_s += LEFT_BEHIND_S
         if wake and self._idle and not self._queue and not self._resting and self._give(request):
@@ -543,7 +549,7 @@ class RequestChannel:
     def handled(self, request: Request, seconds: float) -> None:
         """Stop counting a request, whose handler took this time."""
         self.bytes -= request.size
-        self._turns(request).due_s += seconds
+        request.turns.due_s += seconds
         if self._in_line:
             self._admit()
 
@@ -558,12 +564,10 @@ class RequestChannel:
             while self._idle:
                 self._give(None)
 
-    def _turns(self, request: Request) -> Turns:
-        return self._left_behind if request.closed else request.session.turns
-
     def _take(self) -> Request:
         turn_s, _, request = heappop(self._queue)
-        self._turn_s = max(self._turn_s, turn_s)
+        if self._turn_s < turn_s:
+            self._turn_s = turn_s
         return request
 
     def _give(self, request: Request | None) -> bool:
