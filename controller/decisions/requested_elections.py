@@ -44,6 +44,14 @@ def refused(state: ClusterState, partitions: Iterable[TopicPartition]) -> dict[T
     return refusals
 
 
+def displaced_first(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[TopicPartition, ...]:
+    """Return the partitions in order, but first those that the preferred leader does not lead.
+
+    Elections are held for some partitions at a time, and every time that changes something informs all brokers. If few
+    of many partitions need an election, they are together."""
+    return tuple(sorted(in_order(partitions), key=lambda p: state.leader(p) == state.assignments[p][0]))
+
+
 def topics_to_elect_in(state: ClusterState, partitions: Iterable[TopicPartition]) -> tuple[str, ...]:
     """Return the topics whose settings `elect` needs: those with partitions that the preferred leader does not lead."""
     topics = {

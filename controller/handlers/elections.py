@@ -101,7 +101,7 @@ class ElectionEvents:
     ) -> dict[TopicPartition, ElectionOutcome]:
         """Hold elections, some partitions at a time, like `Steps.settle`. Decides again about conflicts."""
         outcomes: dict[TopicPartition, ElectionOutcome] = {}
-        remaining = in_order(partitions)
+        remaining = requested_elections.displaced_first(self._state, partitions)
         for start in range(0, len(remaining), steps.PARTITIONS_AT_ONCE):
             if start:
                 await asyncio.sleep(steps.BREATH_S)
@@ -116,7 +116,7 @@ class ElectionEvents:
                 outcomes |= found
                 if part:
                     await self._steps.settle(part, tell=self._state.live_broker_ids(), announce=part)
-        return outcomes
+        return {partition: outcomes[partition] for partition in in_order(outcomes)}
 
     async def _look_again(self, partitions: Sequence[TopicPartition]) -> None:
         """Read the states again: leaders may have written ISRs for which no notification has arrived yet."""

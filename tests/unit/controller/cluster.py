@@ -19,7 +19,14 @@ from minibroker.deploy.simulator.world import ProcessSession, Simulation, Virtua
 from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import messages as m
 from minibroker.protocol import znodes
-from minibroker.protocol.apis import APIS, decode_request, decode_request_envelope, encode_response
+from minibroker.protocol.apis import (
+    APIS,
+    LEADER_AND_ISR,
+    UPDATE_METADATA,
+    decode_request,
+    decode_request_envelope,
+    encode_response,
+)
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.connections.framing import FrameReader, request_limit
 from minibroker.protocol.errors import ErrorCode
@@ -49,6 +56,8 @@ from minibroker.protocol.world import (
 SESSION_TIMEOUT_MS = 6_000
 CONTROL_PORT = 9091
 DATA_PORT = 9092
+LENGTH_BYTES = 4
+"""Of the length before each frame."""
 PATIENCE_S = 60.0
 
 T = TypeVar("T")
@@ -138,7 +147,7 @@ class ObedientBroker:
             self.world.process.start(self._register(), name=f"registration of broker {self.id}")
 
     def _accept(self, world: VirtualWorld, incoming: Incoming) -> None:
-        world.process.start(incoming.attach(lambda: _Served(self)), name=f"connection of broker {self.id}")
+        world.process.start(incoming.attach(lambda: _Served(self.serve)), name=f"connection of broker {self.id}")
 
     async def bounce(self) -> None:
         """Register again without a restart, as after a lost session."""
@@ -183,6 +192,12 @@ class ObedientBroker:
         await self.session.create(znodes.ISR_CHANGE_PREFIX, data, sequence=True)
 
     # -- obedience --
+
+    def serve(self, envelope: m.RequestEnvelope, frame_bytes: int) -> m.Message | None:
+        api = APIS[envelope.api_key]
+        told = Told(api.name, decode_request(api, envelope))
+        self.told.append(told)
+        return self.answer(told)
 
     def obey(self, told: Told) -> m.Message:
         body = told.body
@@ -248,9 +263,31 @@ class ObedientBroker:
                 self.topics.setdefault(topic.topic_name, {})[state.partition_index] = state
 
 
+class CountingBroker(ObedientBroker):
+    """A broker that agrees to every order and only counts them, for clusters that are too large to remember all."""
+
+    requests = 0
+    received_bytes = 0
+
+    def serve(self, envelope: m.RequestEnvelope, frame_bytes: int) -> m.Message:
+        self.requests += 1
+        self.received_bytes += frame_bytes + LENGTH_BYTES
+        api = APIS[envelope.api_key]
+        if api is UPDATE_METADATA:
+            return m.UpdateMetadataResponse(ErrorCode.NONE)
+        errors = [
+            m.PartitionError(topic.topic_name, state.partition_index, ErrorCode.NONE)
+            for topic in decode_request(api, envelope).topic_states
+            for state in topic.partition_states
+        ]
+        return (m.LeaderAndIsrResponse if api is LEADER_AND_ISR else m.StopReplicaResponse)(ErrorCode.NONE, errors)
+
+
 class _Served(asyncio.BufferedProtocol):
-    def __init__(self, broker: ObedientBroker) -> None:
-        self._broker = broker
+    """`serve` gets each request, with the bytes of its frame, and returns the response, or None."""
+
+    def __init__(self, serve: Callable[[m.RequestEnvelope, int], m.Message | None]) -> None:
+        self._serve = serve
         self._reader = FrameReader(request_limit(1 << 30, frozenset()))
         self._transport: Any = None
 
@@ -263,10 +300,7 @@ class _Served(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         for frame in self._reader.buffer_updated(nbytes):
             envelope = decode_request_envelope(frame)
-            api = APIS[envelope.api_key]
-            told = Told(api.name, decode_request(api, envelope))
-            self._broker.told.append(told)
-            answer = self._broker.answer(told)
+            answer = self._serve(envelope, len(frame))
             if answer is not None:
                 self._transport.write(encode_response(envelope.correlation_id, answer))
 
@@ -274,7 +308,7 @@ class _Served(asyncio.BufferedProtocol):
 class Office:
     """A process that can hold office. `resigned` has the reasons for which it resigned by itself."""
 
-    def __init__(self, cluster: Cluster, broker_id: int) -> None:
+    def __init__(self, cluster: Cluster, broker_id: int, settings: ControllerSettings | None = None) -> None:
         self.cluster = cluster
         cluster.offices.append(self)
         self.broker_id = broker_id
@@ -286,7 +320,7 @@ class Office:
         self.check_config: Callable[[Mapping[str, str]], str | None] = _check_config
         self.controller = Controller(
             self.world,
-            ControllerSettings(num_partitions=1, default_replication_factor=3),
+            settings or ControllerSettings(num_partitions=1, default_replication_factor=3),
             broker_id,
             connections=BrokerConnections(self.world, broker_id, None),
             probe=lambda brokers: self.refused(brokers),

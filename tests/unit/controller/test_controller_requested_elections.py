@@ -137,6 +137,14 @@ def test_a_preferred_election_is_one_write_and_one_order_to_each_replica() -> No
     assert lines(requested_elections.elect(state, asked, ElectionType.PREFERRED, {}).plan) == []
 
 
+def test_partitions_that_another_leads_are_elected_for_together() -> None:
+    leaders = {"orders-0": 1, "orders-1": 2, "orders-2": 1, "orders-3": NO_LEADER}
+    state = picture([1, 2], dict.fromkeys(leaders, (1, 2)), {name: leads(b, 4, [1, 2]) for name, b in leaders.items()})
+    asked = [partition(name) for name in reversed(leaders)]
+    in_turn = requested_elections.displaced_first(state, asked)
+    assert [str(p) for p in in_turn] == ["orders-1", "orders-3", "orders-0", "orders-2"]
+
+
 def test_an_unclean_election_on_request_is_announced_as_what_it_is() -> None:
     state = picture([1, 2, 3], {"orders-0": (1, 3, 2)}, {"orders-0": leads(1, 4, [1])})
     carry_out(state, brokers.lost(state, [1]))

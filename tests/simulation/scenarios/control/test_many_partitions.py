@@ -1,5 +1,6 @@
 """The cost of many partitions, counted in function calls instead of seconds, so that it is the same on every machine.
-Twice as many partitions must cost twice as much, and no event loop callback may handle all of them at once."""
+Twice as many partitions must cost twice as much, and no event loop callback may handle all of them at once. The
+controller's writes and requests are counted as well."""
 
 from __future__ import annotations
 
@@ -19,6 +20,8 @@ from minibroker.deploy.simulator.cluster import VirtualCluster, host_name
 from minibroker.deploy.simulator.loop import VirtualLoop, on_virtual_loop, run
 from minibroker.deploy.simulator.world import Simulation
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from tests.benchmarks import bench_controller_scale
+from tests.benchmarks.bench_controller_scale import NEW_PARTITIONS, REPLICAS, Row
 from tests.running import run_by
 
 FEW = 300
@@ -147,3 +150,44 @@ async def test_the_logs_of_new_partitions_share_their_syncs() -> None:
     await world.process.run(create())
     await cluster.until(is_held)
     assert asyncio.get_running_loop().time() - began_s < partitions * flush_s / 4
+
+
+# --- The controller alone, with brokers that only answer -----------------------------------------------------------
+
+
+BROKERS, PARTITIONS, TOPICS = 6, 600, 6
+
+
+@functools.cache
+def rows() -> dict[str, Row]:
+    """Return what a small size of `tests/benchmarks/bench_controller_scale.py` prints, by operation."""
+    scale = run(bench_controller_scale.measured(BROKERS, PARTITIONS, TOPICS))
+    return {row.operation.partition(":")[0]: row for row in scale.rows}
+
+
+def test_a_new_partition_is_two_znodes_and_a_topic_four_more() -> None:
+    created = rows()[f"{TOPICS} topics of {PARTITIONS // TOPICS} partitions are created"]
+    assert (created.elected, created.writes) == (PARTITIONS, 2 * PARTITIONS + 4 * TOPICS)
+    last = rows()[f"a topic of {NEW_PARTITIONS} partitions is created"]
+    assert (last.elected, last.writes) == (NEW_PARTITIONS, 2 * NEW_PARTITIONS + 4)
+
+
+def test_a_start_writes_every_state_once_and_a_failover_none() -> None:
+    taking_office = 2  # /controller and its epoch
+    assert rows()["start"].writes == PARTITIONS + taking_office
+    assert rows()["controller failover"].writes == taking_office
+    assert rows()["controller failover"].requests == 2 * BROKERS * (PARTITIONS // PARTITIONS_AT_ONCE + 1)
+
+
+def test_a_failed_broker_costs_a_write_for_each_of_its_replicas() -> None:
+    failed = rows()["a broker fails"]
+    assert failed.writes == 1 + PARTITIONS * REPLICAS // BROKERS
+    assert failed.elected == rows()["preferred leaders are elected"].elected
+
+
+def test_few_elections_among_many_partitions_are_announced_together() -> None:
+    elected = rows()["preferred leaders are elected"]
+    assert elected.elected < 150
+    assert elected.writes == elected.elected
+    # The states are read first, which may find changes to announce.
+    assert elected.requests <= 2 * BROKERS * 2 * (elected.elected // PARTITIONS_AT_ONCE + 1)
