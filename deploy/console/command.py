@@ -26,7 +26,7 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local import console_file
-from minibroker.deploy.local.local_cluster import LocalCluster
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.ports import LOOPBACK
 from minibroker.deploy.looking import view_and_status
 from minibroker.deploy.observing.status import Status
@@ -103,7 +103,7 @@ async def _serve(
 
     listening = listen(host, port)
     reader = Reader(servers, files)
-    faults = Faults(LocalCluster(files)) if allow_faults and files is not None else None
+    faults = Faults(FaultyCluster(files)) if allow_faults and files is not None else None
     sampler = Sampler(reader.look, files)
     server = Server(Console(reader, sampler, faults, health=health), host, ENDING_WITHIN_S)
     shown = f"[{host}]" if ":" in host else host

@@ -269,7 +269,7 @@ class Console:
                 Readings(of_members),
                 lambda members, _: fault_page.fault_sections(members, faults.applied, faults.token),
                 lambda _: Query(),
-                lambda _, __: fault_page.who_form(faults.token),
+                lambda _, __: fault_page.who_forms(faults.token),
                 lambda: faults.version,
             )
         self._pages = {path: TITLES[path] for path in self._views}
@@ -328,7 +328,7 @@ class Console:
         if not secrets.compare_digest(given.get("token", "").encode(), self._faults.token.encode()):
             return PlainTextResponse("This page is of an earlier console: reload it.\n", 403)
         try:
-            self._faults.apply(given.get("action", ""), given.get("who", "").strip())
+            self._faults.apply(*(given.get(word, "").strip() for word in ("action", "who", "time", "other")))
         except MinibrokerError as error:
             return PlainTextResponse(f"{printable(str(error))}\n", 400)
         return RedirectResponse(fault_page.PATH, 303)

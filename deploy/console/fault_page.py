@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
-from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.timelines.words import clock_time
-from minibroker.deploy.console.faults import ACTIONS, Applied, MemberState
+from minibroker.deploy.console.faults import INJECTED, PROCESS_COMMANDS, Applied, MemberState
 from minibroker.deploy.console.markup import Content, Markup, element, in_words
 from minibroker.deploy.console.parts import Sections, section, table
 
@@ -15,6 +14,7 @@ CONTROLLER, ALL = "controller", "all"
 SHOWN = 50
 STATES = {"running": ("✓ running", "alive"), "paused": ("? paused", "silent"), "gone": ("✗ not running", "dead")}
 ONE_OF_MANY = "The commands for one process, as on the command line: "
+OF_BROKERS = "Disk, network and clock of brokers that were started by `minibroker up --allow-faults`: "
 
 
 def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Applied], token: str) -> Sections:
@@ -48,19 +48,19 @@ def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Appl
     }
 
 
-def who_form(token: str) -> Markup:
-    """Return the form for processes that have no row, which stands outside the sections."""
+def who_forms(token: str) -> Markup:
+    """Return the forms for processes that have no row and for faults of brokers, which stand outside the sections."""
+    return element("div", _process_form(token), _injected_form(token))
+
+
+def _process_form(token: str) -> Markup:
     return element(
         "form",
         _hidden(token),
-        element("p", ONE_OF_MANY, _commands(), class_="legend"),
-        element(
-            "label",
-            "Who ",
-            element("input", name="who", list="whos", required=True, autocomplete="off", placeholder="leader:orders-0"),
-        ),
+        element("p", ONE_OF_MANY, _commands(PROCESS_COMMANDS), class_="legend"),
+        _word("Who", "who", "leader:orders-0", required=True),
         element("datalist", [element("option", value=each) for each in _EXAMPLES], id="whos"),
-        _buttons(ACTIONS, ""),
+        _buttons(PROCESS_COMMANDS, ""),
         element("p", id="refusal", role="alert", class_="bad"),
         method="post",
         action=PATH,
@@ -68,11 +68,33 @@ def who_form(token: str) -> Markup:
     )
 
 
+def _injected_form(token: str) -> Markup:
+    does = {name: each.does for name, each in INJECTED.items()}
+    return element(
+        "form",
+        _hidden(token),
+        element("p", in_words(OF_BROKERS), _commands(does), class_="legend"),
+        _word("Who", "who", "leader:orders-0", required=True),
+        _word("Time", "time", "200ms", required=False),
+        _word("Other", "other", "zookeeper", required=False),
+        _buttons(INJECTED, ""),
+        method="post",
+        action=PATH,
+        aria_label="Disk, network and clock of a broker",
+    )
+
+
+def _word(label: str, name: str, example: str, *, required: bool) -> Markup:
+    listed = None if name == "time" else "whos"
+    box = element("input", name=name, list=listed, required=required, autocomplete="off", placeholder=example)
+    return element("label", f"{label} ", box)
+
+
 _EXAMPLES = ("leader:orders-0", "follower:orders-0", "coordinator:billing", "transactions:shop-1", CONTROLLER, ALL)
 
 
-def _commands() -> Content:
-    described = [[element("code", action), f" {what}"] for action, what in ACTIONS.items()]
+def _commands(does: Mapping[str, str]) -> Content:
+    described = [[element("code", action), f" {what}"] for action, what in does.items()]
     return [[", " if at else "", each] for at, each in enumerate(described)]
 
 
@@ -85,8 +107,9 @@ def _row(
     without: Iterable[str] = (),
     faults: Sequence[str] = (),
 ) -> Markup:
-    heal = element("code", pastable(f"`minibroker heal {who}`").strip("`"))
-    offered = [action for action in ACTIONS if action not in without]
+    offered = [action for action in PROCESS_COMMANDS if action not in without]
+    if faults:
+        offered.append("heal")
     form = element(
         "form",
         _hidden(token),
@@ -100,7 +123,7 @@ def _row(
         "tr",
         element("th", name, scope="row"),
         element("td", state, class_=kind),
-        element("td", [f"{'; '.join(faults)}: ", heal] if faults else "–", class_="reason"),
+        element("td", "; ".join(faults) or "–", class_="reason"),
         element("td", form, class_="commands"),
     )
 

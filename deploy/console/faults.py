@@ -8,34 +8,88 @@ from __future__ import annotations
 
 import asyncio
 import secrets
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from functools import partial
+from time import time_ns
 from typing import NamedTuple
 
 from minibroker.client.cli.timelines.story import Story
 from minibroker.deploy import journal
 from minibroker.deploy.console.shared import in_thread
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.injected import all_faults
-from minibroker.deploy.local.local_cluster import LocalCluster
-from minibroker.deploy.local.who import ZOOKEEPER, Member, Who, acted, name_of, parse_who
+from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, Member, Who, acted, name_of, parse_who
+from minibroker.deploy.scenarios.words import parse_time
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.faults import described
 
-ACTIONS = {
+PROCESS_COMMANDS = {
     "kill": "like a crash (SIGKILL)",
     "pause": "connections stay open, but nothing answers (SIGSTOP)",
     "resume": "after pause (SIGCONT)",
     "stop": "cleanly (SIGTERM): a broker first moves its leaders",
     "start": "what was killed or stopped",
 }
-"""The commands, and what they do."""
-REPAIRS = ("resume", "start")
+"""The commands for any process, and what they do."""
+REPAIRS = ("resume", "start", "heal")
 MAX_KEPT = 200
 MAX_AT_ONCE = 8
 CAUSED_WITHIN_MS = 30_000
 """A failover begins at most this long after its cause: a paused broker is missed when its ZooKeeper session ends."""
+
+
+class Injected(NamedTuple):
+    """A command for brokers of `up --allow-faults`."""
+
+    does: str
+    method: Callable[[FaultyCluster, Who, float, Who], list[Member]]
+    """Receives WHO, TIME in seconds, and OTHER; the latter two are defaults where the command lacks them."""
+    sentence: str | None = None
+    """That of a scenario file, with the journal's places for the words, and TIME; None: there is none."""
+    needs: str = ""
+    """The word that the command needs beside WHO: TIME or OTHER."""
+    options: str = ""
+
+
+INJECTED = {
+    "fill-disk": Injected("no file can grow", lambda of, who, _, __: of.fill_disk(who), f"fill disk of {journal.WHO}"),
+    "break-disk": Injected(
+        "each call of the disk fails", lambda of, who, _, __: of.break_disk(who), f"break disk of {journal.WHO}"
+    ),
+    "slow-disk": Injected(
+        "each write and fsync takes TIME longer",
+        lambda of, who, time_s, _: of.slow_disk(who, time_s, time_s),
+        needs="TIME",
+        options=" --writes",
+    ),
+    "cut": Injected(
+        "no packet passes to and from OTHER",
+        lambda of, who, _, other: of.cut(who, other),
+        f"cut {journal.WHO} from {journal.OTHER}",
+        needs="OTHER",
+    ),
+    "isolate": Injected("no packet passes at all", lambda of, who, _, __: of.isolate(who), f"isolate {journal.WHO}"),
+    "slow-network": Injected(
+        "each packet takes TIME longer", lambda of, who, time_s, _: of.slow_network(who, time_s), needs="TIME"
+    ),
+    "drop-connections": Injected(
+        "all connections break once",
+        lambda of, who, _, __: of.drop_connections(who),
+        f"drop connections of {journal.WHO}",
+    ),
+    "move-clock": Injected(
+        "the wall clock jumps forward by TIME",
+        lambda of, who, time_s, _: of.move_clock(who, time_s),
+        f"move clock of {journal.WHO} by TIME",
+        needs="TIME",
+    ),
+    "move-coordinator": Injected(
+        "another broker coordinates coordinator:GROUP or transactions:ID",
+        lambda of, who, _, __: of.move_coordinator(who),
+    ),
+    "heal": Injected("all these faults end", lambda of, who, _, __: of.heal(who)),
+}
 
 
 class Applied(NamedTuple):
@@ -47,10 +101,13 @@ class Applied(NamedTuple):
     said: str | None
     """What the command did, or why it failed. None: it is under way."""
     failed: bool = False
+    rest: str = ""
+    """The words after WHO."""
 
     @property
     def command(self) -> str:
-        return f"{self.action} {self.who}"
+        words = f"{self.action} {self.who}{self.rest}"
+        return f"fault {words}" if self.action in INJECTED and self.action != "heal" else words
 
 
 class MemberState(NamedTuple):
@@ -64,7 +121,7 @@ class MemberState(NamedTuple):
 class Faults:
     """The commands of one console, and what they did."""
 
-    def __init__(self, cluster: LocalCluster) -> None:
+    def __init__(self, cluster: FaultyCluster) -> None:
         self.token = secrets.token_urlsafe(32)
         """A page of another origin cannot read it, so its requests lack it."""
         self._cluster = cluster
@@ -79,32 +136,42 @@ class Faults:
         """The oldest first."""
         return list(self._applied.values())
 
-    def apply(self, action: str, who: str) -> None:
+    def apply(self, action: str, who: str, time: str = "", other: str = "") -> None:
         """Begin a command. Raises MinibrokerError, among them MalformedWho, if there is none of these words."""
-        if action not in ACTIONS:
-            raise LaunchError(f"{action!r} is no fault: give {', '.join(ACTIONS)}")
         parsed = parse_who(who)
+        sentence: str | None = f"{action} {journal.WHO}"
+        if action in PROCESS_COMMANDS:
+            rest = ""
+            do = partial(getattr(self._cluster, action), parsed)
+        elif (found := INJECTED.get(action)) is not None:
+            delay_s = _seconds(time, action) if found.needs == "TIME" else 0.0
+            if found.needs == "OTHER" and not other:
+                raise LaunchError(f"{action} is between two processes: give OTHER as well, as in `zookeeper` or `2`")
+            end = parse_who(other) if found.needs == "OTHER" else parsed
+            rest = {"TIME": f" {time}", "OTHER": f" {other}"}.get(found.needs, "") + found.options
+            sentence = found.sentence
+            if sentence is not None:
+                sentence = sentence.replace("TIME", time)
+            elif action == "heal" and isinstance(parsed, AllBrokers):
+                sentence = "heal"
+            do = partial(found.method, self._cluster, parsed, delay_s, end)
+        else:
+            raise LaunchError(f"{action!r} is no fault: give {', '.join([*PROCESS_COMMANDS, *INJECTED])}")
         if len(self._under_way) >= MAX_AT_ONCE:
             raise LaunchError(f"{MAX_AT_ONCE} commands are under way already: wait for one of them")
         self._last += 1
-        applied = Applied(self._last, time.time_ns() // 1_000_000, action, who, None)
+        applied = Applied(self._last, time_ns() // 1_000_000, action, who, None, rest=rest)
         self._put(applied)
-        task = asyncio.create_task(self._run(applied, parsed))
+        task = asyncio.create_task(self._run(applied, sentence, do, other or None))
         self._under_way.add(task)
         task.add_done_callback(partial(self._ended, applied))
 
-    async def _run(self, applied: Applied, who: Who) -> None:
-        method = getattr(self._cluster, applied.action)
+    async def _run(
+        self, applied: Applied, sentence: str | None, do: Callable[[], list[Member]], other: str | None
+    ) -> None:
+        note = partial(journal.done, self._cluster.directory, applied.command, sentence, do, applied.who, other)
         try:
-            members: list[Member] = await in_thread(
-                lambda: journal.done(
-                    self._cluster.directory,
-                    applied.command,
-                    f"{applied.action} {journal.WHO}",
-                    lambda: method(who),
-                    applied.who,
-                )
-            )
+            members: list[Member] = await in_thread(note)
         except (MinibrokerError, OSError) as error:  # a process of another user raises the latter
             self._put(applied._replace(said=str(error), failed=True))
             return
@@ -138,6 +205,14 @@ class Faults:
             yield MemberState(str(broker.id), name_of(broker.id), state.value, injected)
         if cluster.zookeeper.port is not None:
             yield MemberState(ZOOKEEPER, name_of(ZOOKEEPER), self._cluster.state_of(ZOOKEEPER).value)
+
+
+def _seconds(time: str, action: str) -> float:
+    """Raises LaunchError."""
+    try:
+        return parse_time(time)
+    except ValueError as error:
+        raise LaunchError(f"{action} takes a time, and TIME is {time!r}: {error}") from None
 
 
 def causes_of(story: Story, faults: Sequence[Applied]) -> list[tuple[Applied, float]]:

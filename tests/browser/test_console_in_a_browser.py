@@ -63,7 +63,7 @@ return poor;
 @pytest.fixture(scope="module")
 def minibroker(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
     directory: Path = tmp_path_factory.mktemp("console")
-    with running_shell(directory) as shell:
+    with running_shell(directory, allow_faults=True) as shell:
         shell.ok("topics", "create", "orders", "--partitions", "3")
         shell.ok("produce", "orders", stdin=b'one\n{"two":2}\nthree\n')
         shell.ok("consume", "orders", "--group", "billing", "--from", "earliest", "--count", "3")
@@ -199,6 +199,37 @@ def test_each_button_acts_and_its_outcome_is_shown(console: Console, browser: Br
     browser.open(f"{console.address}/failovers")
     browser.until("#section-faults", "kill all", "stop controller")
     browser.until("#section-failovers", "Applied from this console: ")
+    assert browser.run(CONTRAST) == []
+
+
+def test_each_fault_of_a_broker_has_a_button(console: Console, browser: Browser) -> None:
+    browser.open(f"{console.address}/faults")
+    browser.until("#section-members", "✓ running")
+    form = 'form[aria-label="Disk, network and clock of a broker"]'
+
+    def press(action: str, said: str, **words: str) -> None:
+        for name in ("who", "time", "other"):
+            browser.run(f"document.querySelector('{form} [name={name}]').value = arguments[0]", words.get(name, ""))
+        browser.click(f"{form} button[value={action}]")
+        browser.until("#section-applied tbody tr", said)
+
+    press("slow-disk", "slow-disk: broker 2", who="2", time="20ms")
+    browser.until("#section-members", "each write in", "takes 20 ms longer")
+    press("slow-network", "slow-network: broker 2", who="2", time="5ms")
+    press("drop-connections", "drop-connections: broker 2", who="2")
+    press("move-clock", "move-clock: broker 2", who="2", time="10s")
+    press("move-coordinator", "move-coordinator: broker ", who="coordinator:billing")
+    browser.click("form[aria-label='broker 2'] button[value=heal]")
+    browser.until("#section-applied tbody tr", "heal: broker 2")
+    press("cut", "cut: broker 2, broker 3", who="2", other="3")
+    press("isolate", "isolate: broker 2", who="2")
+    press("heal", "heal: broker 1, broker 2, broker 3", who="all")
+    press("fill-disk", "fill-disk: broker 2", who="2")
+    press("break-disk", "break-disk: broker 2", who="2")
+    press("heal", "heal: broker 2", who="all")
+    browser.run(f"document.querySelector('{form} [name=who]').value = '2'")
+    browser.click(f"{form} button[value=cut]")
+    browser.until("#refusal", "give OTHER as well")
     assert browser.run(CONTRAST) == []
 
 

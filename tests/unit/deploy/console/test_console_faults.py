@@ -16,12 +16,14 @@ from minibroker.client.cli.terminal.output import UsageError
 from minibroker.client.cli.timelines.story import Step, Story
 from minibroker.deploy import journal
 from minibroker.deploy.console import command, pages
-from minibroker.deploy.console.fault_page import fault_sections, who_form
+from minibroker.deploy.console.fault_page import fault_sections, who_forms
 from minibroker.deploy.console.faults import MAX_AT_ONCE, Applied, Faults, MemberState, causes_of, consequences_of
 from minibroker.deploy.console.state import Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
-from minibroker.deploy.local.who import BrokerId, Controller, CoordinatorOf, Member, Who
+from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller, CoordinatorOf, LeaderOf, Member, Who
+from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 from tests.unit.deploy.console.test_console_edge import Cluster, Request, _console
 from tests.waiting import until
 
@@ -54,6 +56,18 @@ class Local:
 
     def start(self, who: Who) -> list[Member]:
         raise ZeroDivisionError("a fault of ours")
+
+    def slow_disk(self, who: Who, sync_delay_s: float, write_delay_s: float) -> list[Member]:
+        self.commands.append((f"slow-disk {sync_delay_s} {write_delay_s}", who))
+        return [1]
+
+    def cut(self, who: Who, other: Who) -> list[Member]:
+        self.commands.append((f"cut from {other}", who))
+        return [1, 2]
+
+    def heal(self, who: Who) -> list[Member]:
+        self.commands.append(("heal", who))
+        return [1, 2, 3]
 
     def handed_over(self, broker_id: int) -> str:
         return "handed over 4 leaders"
@@ -106,6 +120,49 @@ async def test_a_recorder_hears_the_words_of_a_command(tmp_path: Path) -> None:
     await until(lambda: faults.applied[0].said is not None)
     [said] = journal.read(tmp_path)
     assert (said.command, said.sentence, said.members) == ("kill leader:orders-0", "kill {who}", [2])
+
+
+@pytest.mark.parametrize(
+    ("words", "command", "sentence", "done"),
+    [
+        (
+            ("slow-disk", "leader:orders-0", "200ms", "2"),
+            "fault slow-disk leader:orders-0 200ms --writes",
+            None,
+            ("slow-disk 0.2 0.2", LeaderOf(TopicPartition("orders", 0))),
+        ),
+        (("cut", "1", "", "2"), "fault cut 1 2", "cut {who} from {other}", (f"cut from {BrokerId(2)}", BrokerId(1))),
+        (("heal", "all", "", ""), "heal all", "heal", ("heal", AllBrokers())),
+    ],
+)
+async def test_faults_of_brokers_have_the_words_of_the_command_line(
+    tmp_path: Path, words: tuple[str, ...], command: str, sentence: str | None, done: tuple[str, Who]
+) -> None:
+    journal.begin(tmp_path)
+    local = Local(tmp_path)
+    faults = _faults(local)
+    faults.apply(*words)
+    await until(lambda: faults.applied[0].said is not None)
+    assert faults.applied[0].command == command
+    assert local.commands == [done]
+    [said] = journal.read(tmp_path)
+    assert (said.command, said.sentence) == (command, sentence)
+
+
+@pytest.mark.parametrize(
+    ("words", "why"),
+    [
+        (("slow-disk", "1", ""), "TIME is ''"),
+        (("slow-network", "1", "soon"), "TIME is 'soon'"),
+        (("cut", "1"), "give OTHER as well"),
+        (("cut", "1", "", "somebody"), "somebody"),
+    ],
+)
+async def test_a_fault_that_lacks_a_word_is_refused(words: tuple[str, ...], why: str) -> None:
+    local = Local()
+    with pytest.raises(MinibrokerError, match=why):
+        _faults(local).apply(*words)
+    assert local.commands == []
 
 
 async def test_a_command_that_fails_says_why() -> None:
@@ -236,12 +293,13 @@ def test_buttons_and_states_have_names_and_what_was_said_is_escaped() -> None:
     )
     sections = fault_sections(members, [Applied(1, 0, "kill", "<b>", "<i>", failed=True)], "secret")
     assert "? paused" in sections["members"]
-    assert "the disk of &lt;x&gt; is full: <code>minibroker heal 1</code>" in sections["members"]
+    assert "the disk of &lt;x&gt; is full" in sections["members"]
+    assert sections["members"].count('value="heal"') == 1
     assert 'aria-label="resume broker 1"' in sections["members"]
     assert 'value="secret"' in sections["members"]
     assert "&lt;i&gt;" in sections["applied"]
     assert "<b>" not in sections["applied"]
-    assert 'value="secret"' in who_form("secret")
+    assert 'value="secret"' in who_forms("secret")
     assert "kill the controller" in fault_sections(None, [], "secret")["members"]
 
 
