@@ -14,7 +14,7 @@ CONTROLLER, ALL = "controller", "all"
 SHOWN = 50
 STATES = {"running": ("✓ running", "alive"), "paused": ("? paused", "silent"), "gone": ("✗ not running", "dead")}
 ONE_OF_MANY = "The commands for one process, as on the command line: "
-OF_BROKERS = "Disk, network and clock of brokers that were started by `minibroker up --allow-faults`: "
+OF_BROKERS = "Brokers of `minibroker up --allow-faults` can have faults of their disk, network and clock: "
 
 
 def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Applied], token: str) -> Sections:
