@@ -15,7 +15,7 @@ from minibroker.deploy.journal import OTHER, WHO
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.local.who import AllBrokers, Member, Who, name_of
-from minibroker.deploy.scenarios.words import parse_time
+from minibroker.deploy.times import parse_time
 
 app = typer.Typer(
     help="Without root: break the disk, network or clock of a broker of `minibroker up --allow-faults`, or move a "

@@ -20,7 +20,7 @@ from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, Member, Who, acted, name_of, parse_who
-from minibroker.deploy.scenarios.words import parse_time
+from minibroker.deploy.times import parse_time
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.faults import described
 

@@ -5,7 +5,8 @@ from __future__ import annotations
 from minibroker.deploy.scenarios import coherence
 from minibroker.deploy.scenarios.document import Document, Table, read_document
 from minibroker.deploy.scenarios.model import Client, Expect, Scenario, Step, Topic
-from minibroker.deploy.scenarios.words import Action, parse_action, parse_duration, parse_event, parse_time
+from minibroker.deploy.scenarios.words import Action, parse_action, parse_duration, parse_event
+from minibroker.deploy.times import parse_time
 from minibroker.protocol.model import topic_name_problem
 
 MOST_BROKERS = 9

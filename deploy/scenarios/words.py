@@ -10,11 +10,10 @@ from collections.abc import Mapping
 from typing import NamedTuple
 
 from minibroker.deploy.local.who import MalformedWho, Who, parse_who
+from minibroker.deploy.times import parse_time
 from minibroker.protocol import apis
 from minibroker.protocol.model import TopicPartition
 
-_TIME = re.compile(r"(\d+(?:\.\d+)?) ?(ms|s|min)")
-_SECONDS = {"ms": 0.001, "s": 1.0, "min": 60.0}
 _NAME = re.compile(r"[A-Za-z][A-Za-z0-9_-]*")
 
 
@@ -158,14 +157,6 @@ def _pattern(form: Form) -> re.Pattern[str]:
 
 _ACTION_PATTERNS = [(form, _pattern(form)) for form in ACTIONS]
 _EVENT_PATTERNS = [(form, _pattern(form)) for form in EVENTS]
-
-
-def parse_time(text: str) -> float:
-    """Return seconds. Raises ValueError with the rule."""
-    matched = _TIME.fullmatch(text.strip())
-    if not matched:
-        raise ValueError('a time is a number with ms, s or min, as in "500 ms" or "2 s"')
-    return float(matched[1]) * _SECONDS[matched[2]]
 
 
 def parse_duration(text: str) -> float:

@@ -19,8 +19,8 @@ from minibroker.deploy.scenarios.words import (
     parse_action,
     parse_event,
     parse_target,
-    parse_time,
 )
+from minibroker.deploy.times import parse_time
 from minibroker.protocol.model import TopicPartition
 
 GOOD = """\
