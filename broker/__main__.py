@@ -23,6 +23,7 @@ import time
 from collections.abc import Sequence
 
 import uvloop
+from prometheus_client import ProcessCollector
 
 from minibroker.broker import log_format
 from minibroker.broker.broker import Broker
@@ -74,7 +75,7 @@ def _parse(arguments: Sequence[str]) -> tuple[BrokerConfig, str | None]:
 
 
 async def _run(config: BrokerConfig, world: World) -> None:
-    broker = Broker(world, config)
+    broker = Broker(world, config, ProcessCollector(registry=None).collect)
     stopping, hurry = asyncio.Event(), asyncio.Event()
 
     def signalled() -> None:

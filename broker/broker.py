@@ -9,8 +9,11 @@ the epoch of its registration.
 import asyncio
 import logging
 import os
-from collections.abc import Mapping
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain
 from typing import Any
+
+from prometheus_client.core import Metric
 
 from minibroker.broker.cluster.forwarding import ForwardingManager
 from minibroker.broker.cluster.internal_topics import internal_topics
@@ -97,8 +100,10 @@ class Broker:
     """One broker on a World. `start` it, then `serve` until it fails or until `stop`. The only class that knows all
     parts."""
 
-    def __init__(self, world: World, config: BrokerConfig) -> None:
+    def __init__(self, world: World, config: BrokerConfig, of_process: Callable[[], Iterable[Metric]] = tuple) -> None:
+        """`of_process`: further metrics to serve, of the process."""
         self.config = config
+        self._of_process = of_process
         self.ports: dict[str, int] = {}
         self._world = world
         self._supervisor = Supervisor()
@@ -450,7 +455,7 @@ class Broker:
 
     async def _render_metrics(self) -> bytes:
         parts = recovery_metrics(self._logs) if self._metrics is None else self._metrics.collect()
-        return await exposition(parts, self._world.clock.monotonic)
+        return await exposition(chain(parts, self._of_process()), self._world.clock.monotonic)
 
     async def serve(self) -> None:
         """Wait until the broker fails, and raise its error."""

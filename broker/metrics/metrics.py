@@ -436,6 +436,11 @@ class BrokerMetrics(Collector):
         ):
             yield GaugeMetricFamily(f"kafka_server_replicamanager_{name}", documentation, value)
         yield GaugeMetricFamily(
+            "kafka_server_replicafetchermanager_maxlag",
+            "The most committed records that a replica here lacked when its leader last answered",
+            replicas.fetchers.max_lag(),
+        )
+        yield GaugeMetricFamily(
             "kafka_log_logcleanermanager_uncleanable_partitions_count",
             "Replicas that are no longer compacted, because their log could not be read",
             replicas.cleaner.uncleanable,

@@ -94,6 +94,12 @@ def test_metrics_show_traffic_and_a_killed_broker(local_cluster: Callable[..., L
     replicated = after["kafka_server_brokertopicmetrics_replicationbytesin_total"]
     assert replicated == 2 * after["kafka_server_brokertopicmetrics_bytesin_total"]
 
+    assert wait_until(
+        lambda: scrape_all(cluster, 1, 2, 3)["kafka_server_replicafetchermanager_maxlag"] == 0, PATIENCE_S
+    )
+    assert after["process_resident_memory_bytes"] > 3 * 20_000_000
+    assert after["process_open_fds"] > 0
+
     cluster.kill(BrokerId(3))
     assert wait_until(lambda: scrape_all(cluster, 1, 2)[UNDER_REPLICATED] == 3, PATIENCE_S)
     assert scrape_all(cluster, 1, 2)["kafka_controller_kafkacontroller_offlinepartitionscount"] == 0

@@ -58,6 +58,8 @@ class _Follow(msgspec.Struct, eq=False):
     leader_epoch: int
     is_in_sync: bool
     """It was in the ISR when this broker received its role, or had reached the high watermark with the last answer."""
+    lag: int = 0
+    """Records below the high watermark that it lacked after the last answer."""
     is_busy: bool = True
     """The last answer had records or a truncation, or there was none yet."""
     not_before_s: float = 0.0
@@ -152,6 +154,11 @@ class ReplicaFetcher:
     @property
     def partitions(self) -> list[Partition]:
         return [follow.partition for follow in self._follows.values()]
+
+    @property
+    def max_lag(self) -> int:
+        """The most committed records that a partition lacks."""
+        return max((follow.lag for follow in self._follows.values()), default=0)
 
     @property
     def idle(self) -> bool:
@@ -380,7 +387,8 @@ class ReplicaFetcher:
             fetched = copying.apply_fetched(partition, answer)
             if partition.follower_quota is not None and not follow.is_in_sync:
                 partition.follower_quota.record(len(answer.records))
-            follow.is_in_sync = partition.log.log_end_offset >= answer.high_watermark
+            follow.lag = max(0, answer.high_watermark - partition.log.log_end_offset)
+            follow.is_in_sync = not follow.lag
             follow.is_busy = fetched.appended or fetched.truncated_to is not None
             follow.has_appended |= fetched.appended
             if fetched.appended:

@@ -96,6 +96,10 @@ class ReplicaFetcherManager:
         followed = {leader_id for leader_id, fetcher in self._fetchers.items() if now_s < fetcher.lost_until_s}
         return followed | self._lost.keys()
 
+    def max_lag(self) -> int:
+        """Return the most committed records that a partition followed here lacks."""
+        return max((fetcher.max_lag for fetcher in self._fetchers.values()), default=0)
+
     def wake(self, leader_id: int) -> None:
         """Let the fetcher of that leader look again, since one of its partitions may have become due."""
         fetcher = self._fetchers.get(leader_id)

@@ -96,12 +96,13 @@ class Leader:
         records: dict[int, bytes],
         code: ErrorCode = ErrorCode.NONE,
         diverging: EpochEndOffset | None = None,
+        high_watermark: int = 0,
     ) -> None:
         """Answer each partition of the request with its records."""
         self.waiting.remove(request)
         answers = [
             FetchPartitionResponse(
-                index, code, high_watermark=0, diverging_epoch=diverging, records=memoryview(records.get(index, b""))
+                index, code, high_watermark, diverging_epoch=diverging, records=memoryview(records.get(index, b""))
             )
             for index in partitions_of(request)
         ]
@@ -169,6 +170,19 @@ async def test_partitions_with_records_are_asked_for_again_without_the_quiet_one
     leader.answer(leader.request_for(1, 3), {1: one_record(1)})
     await leader.asks_for([1], [3], [0, 2])
     assert leader.log_end(1) == 2
+
+
+@run_by(with_leader)
+async def test_the_lag_is_that_of_the_partition_that_lacks_most(leader: Leader, fetcher: ReplicaFetcher, /) -> None:
+    for index in range(2):
+        fetcher.add(leader.partition(index))
+    await leader.asks_for([0, 1])
+    assert fetcher.max_lag == 0
+    leader.answer(leader.waiting[0], {1: one_record()}, high_watermark=3)
+    await leader.asks_for([0], [1])
+    assert fetcher.max_lag == 3
+    fetcher.remove(TopicPartition(TOPIC, 0))
+    assert fetcher.max_lag == 2
 
 
 @run_by(with_leader)
