@@ -140,14 +140,19 @@ class Faults:
         """Begin a command. Raises MinibrokerError, among them MalformedWho, if there is none of these words."""
         parsed = parse_who(who)
         sentence: str | None = f"{action} {journal.WHO}"
+        named: str | None = None
         if action in PROCESS_COMMANDS:
             rest = ""
             do = partial(getattr(self._cluster, action), parsed)
         elif (found := INJECTED.get(action)) is not None:
             delay_s = _seconds(time, action) if found.needs == "TIME" else 0.0
-            if found.needs == "OTHER" and not other:
-                raise LaunchError(f"{action} is between two processes: give OTHER as well, as in `zookeeper` or `2`")
-            end = parse_who(other) if found.needs == "OTHER" else parsed
+            end = parsed
+            if found.needs == "OTHER":
+                if not other:
+                    raise LaunchError(
+                        f"{action} is between two processes: give OTHER as well, as in `zookeeper` or `2`"
+                    )
+                named, end = other, parse_who(other)
             rest = {"TIME": f" {time}", "OTHER": f" {other}"}.get(found.needs, "") + found.options
             sentence = found.sentence
             if sentence is not None:
@@ -162,7 +167,7 @@ class Faults:
         self._last += 1
         applied = Applied(self._last, time_ns() // 1_000_000, action, who, None, rest=rest)
         self._put(applied)
-        task = asyncio.create_task(self._run(applied, sentence, do, other or None))
+        task = asyncio.create_task(self._run(applied, sentence, do, named))
         self._under_way.add(task)
         task.add_done_callback(partial(self._ended, applied))
 
