@@ -273,6 +273,7 @@ class Broker:
         self._start_controller(registration, connections)
         assert self._controller is not None
         self._controller.timeline.restore(recorded)
+        self._replicas.orders.on_silent = self._controller.record_silent_broker
         self._configs.connect(
             self._broker_config_changed,
             self._topic_config_changed,

@@ -189,6 +189,13 @@ class Controller:
         details = {"broker": broker_id, "writes": [f"remove {znodes.CONTROLLER} (of epoch {epoch})"]}
         self.timeline.record("ControllerRemoved", cause, epoch, details)
 
+    def record_silent_broker(self, broker_id: int, epoch: int, silent_s: float) -> None:
+        """Record in the timeline that the broker, which the controller of that epoch has replaced, had been silent:
+        nothing of it reached this broker, or it woke up a moment ago."""
+        lasted_ms = round(silent_s * 1_000, 3)
+        cause = f"broker {broker_id}, which the controller has replaced, was silent for {lasted_ms:,.0f} ms"
+        self.timeline.record("BrokerSilent", cause, epoch, {"broker": broker_id, "lasted_ms": lasted_ms})
+
     # -- for settings that change --
 
     def topic_config_changed(self, topic: str) -> None:

@@ -158,7 +158,7 @@ class ReplicaManager:
         self.appender = Appender(world, partitions, waits)
         self.searches = TakingTurns(world.new_executor("searches by time"))
         """For ListOffsets."""
-        self.reader = Reader(partitions, logs, waits, self.isr_writer, config.fetch_max_bytes)
+        self.reader = Reader(partitions, logs, waits, self.isr_writer, self.fetchers.silences, config.fetch_max_bytes)
 
     def start(self) -> None:
         """Start the background work, once the logs are open and before the first control request."""

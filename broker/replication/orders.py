@@ -74,6 +74,9 @@ class ControllerOrders:
     _healer: Healer
     _sessions: Callable[[], Awaitable[ZooKeeperSession]]
     _broker_epoch: Callable[[], int]
+    on_silent: Callable[[int, int, float], None] = lambda broker_id, controller_epoch, silent_s: None
+    """Called if an order takes a broker out of the leaders or in-sync replicas that had been silent, with its id, the
+    controller's epoch, and the seconds since its silence began."""
     _up_to_date: ZooKeeperSession | None = None
     """The session that `_up_to_date_session` has brought up to date for the present order."""
 
@@ -112,7 +115,9 @@ class ControllerOrders:
                 f"the request is for broker epoch {request.broker_epoch}, but this is {self._broker_epoch()} by now",
             )
         taken_on: dict[int, list[_Assigned]] = {}
+        silent: dict[int, float] = {}
         for entry in assigned:
+            missed = self._replaced(entry)
             try:
                 self._apply_state(entry, addresses)
                 taken_on.setdefault(entry.state.leader, []).append(entry)
@@ -123,9 +128,25 @@ class ControllerOrders:
                 continue
             if entry.state.leader == NO_LEADER:
                 errors.append(_log_end(entry.partition))
+            for broker_id, silent_s in missed.items():
+                silent[broker_id] = max(silent_s, silent.get(broker_id, 0.0))
+        for broker_id, silent_s in silent.items():
+            self.on_silent(broker_id, request.controller_epoch, silent_s)
         self._log_roles(request, taken_on)
         self._fetchers.close_idle()
         return errors
+
+    def _replaced(self, entry: _Assigned) -> dict[int, float]:
+        """Return the brokers that the order replaces as the partition's leader, or takes out of the ISR if this broker
+        leads, as far as they were silent: for how many seconds."""
+        _, state, partition = entry
+        known: tuple[int, ...] = partition.isr if partition.is_leader else (partition.leader_id,)
+        kept = (*state.isr, self._broker_id) if partition.is_leader else (state.leader, NO_LEADER)
+        if state.leader_epoch <= partition.leader_epoch:
+            return {}
+        replaced = [broker_id for broker_id in known if broker_id not in kept]
+        silent = {b: self._fetchers.silences.silent_s(b, partition.role_since_s) for b in replaced}
+        return {broker_id: seconds for broker_id, seconds in silent.items() if seconds is not None}
 
     def _log_roles(self, request: LeaderAndIsrRequest, taken_on: dict[int, list[_Assigned]]) -> None:
         """Write one short line for the order: ten thousand partitions may come in a hundred orders."""

@@ -97,6 +97,7 @@ class Partition:
         self.follower_quota = follower_quota
         self.role = Role.FOLLOWER
         self.leader_id = NO_LEADER
+        self.role_since_s = clock.monotonic()
         self.leader_epoch = NO_EPOCH
         self.leading_since_epoch = NO_EPOCH
         """The epoch in which this broker last *became* leader. Later epochs of an unbroken leadership keep it, since
@@ -186,6 +187,8 @@ class Partition:
         self.questions.void_all()
 
     def _adopt(self, state: LeaderAndIsrPartition, role: Role) -> None:
+        if (role, state.leader) != (self.role, self.leader_id):
+            self.role_since_s = self._clock.monotonic()
         self.role = role
         self.leader_id = state.leader
         if state.leader_epoch > self.leader_epoch or state.partition_epoch > self.partition_epoch:

@@ -6,6 +6,7 @@ from collections.abc import Callable, Sequence
 import msgspec
 
 from minibroker.broker.replication.delayed import AdmittedFetch, DelayedFetch, Waits
+from minibroker.broker.replication.following.silences import Silences
 from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.partition import Partition
@@ -44,12 +45,19 @@ class Reader:
     """Serves fetches. Each partition succeeds or fails by itself."""
 
     def __init__(
-        self, partitions: Partitions, logs: LogDirs, waits: Waits, isr_writer: IsrWriter, fetch_max_bytes: int
+        self,
+        partitions: Partitions,
+        logs: LogDirs,
+        waits: Waits,
+        isr_writer: IsrWriter,
+        silences: Silences,
+        fetch_max_bytes: int,
     ) -> None:
         self._partitions = partitions
         self._logs = logs
         self._waits = waits
         self._isr_writer = isr_writer
+        self._silences = silences
         self._fetch_max_bytes = fetch_max_bytes
 
     def fetch(
@@ -74,6 +82,7 @@ class Reader:
         ]
         admitted = [admission for admission in admissions if isinstance(admission, AdmittedFetch)]
         if request.replica_id != CONSUMER:  # P6
+            self._silences.heard(request.replica_id, request.max_wait_ms)
             for part in admitted:
                 self._record_progress(part, request.replica_id, request.replica_epoch)
         answer = self._read(admissions, request, isolation)

@@ -25,6 +25,7 @@ KINDS = {
     "ControllerSuspected": "sign",
     "ControllerRemoved": "sign",
     "BrokerSuspected": "sign",
+    "BrokerSilent": "sign",
     "Resignation": "sign",
     "LeaderAndIsrAnswered": "answer",
     "StopReplicaAnswered": "answer",

@@ -115,8 +115,8 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
     ]
     text = (
         f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs. The length of a failover is "
-        "counted from when the failure was noticed: a crash within moments, a broker that hangs at the end of its "
-        "ZooKeeper session."
+        "counted from the first sign of trouble: a lost connection, or the last that another broker heard of one that "
+        "hangs. If no broker recorded a sign, it is counted from when the loss was noticed."
     )
     return {"plots": section("plots", element("p", text, class_="legend"), element("div", parts, class_="plots"))}
 
@@ -133,7 +133,7 @@ def figure(name: str, title: str, unit: str, points: Sequence[Known], bars: Sequ
     if not values:
         said = "none" if name == "stalls" else "unknown" if points else "no value yet"
     elif name == "stalls":
-        said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))} after it was noticed"
+        said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))}"
     else:
         now = "unknown" if points[-1][1] is None else f"{_exact(values[-1])}{unit}"
         said = f"{now} now; {_exact(min(values))} to {_exact(max(values))}"

@@ -18,6 +18,7 @@ from typing import NamedTuple
 import msgspec
 
 from minibroker.broker.replication.following import copying
+from minibroker.broker.replication.following.silences import Silences
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.storage.io_errors import Shortage
 from minibroker.broker.storage.log import LogInvariantViolated
@@ -95,6 +96,7 @@ class ReplicaFetcher:
         host: str,
         port: int,
         settings: FetcherSettings,
+        silences: Silences,
         broker_epoch: Callable[[], int],
         set_aside: Callable[[Partition, str], None],
         found: Callable[[], None],
@@ -105,6 +107,7 @@ class ReplicaFetcher:
         self._world = world
         self._connections = connections
         self._settings = settings
+        self._silences = silences
         self._broker_epoch = broker_epoch
         self._set_aside = set_aside
         self._found = found
@@ -170,6 +173,11 @@ class ReplicaFetcher:
         open yet. Set in the moment in which the loop sees it: clients see it in the same millisecond, and ask."""
         return -math.inf if self._broke_s is None else self._broke_s + _LOST_S
 
+    @property
+    def _longest_wait_ms(self) -> int:
+        settings = self._settings
+        return follower_wait_ms(settings.wait_max_ms, len(self._follows), settings.lag_time_max_ms)
+
     async def close(self) -> None:
         self._task.cancel()
         await asyncio.gather(self._task, return_exceptions=True)
@@ -185,6 +193,7 @@ class ReplicaFetcher:
                 failure = request.answer.exception() or failure
                 if request.answer.exception() is None:
                     response = request.answer.result()
+                    self._silences.heard(self.leader_id, self._longest_wait_ms)
                     if response.slot == request.slot != NO_SLOT:
                         self._slots.keep(request.slot, list(request.follows.values()), request.topics)
                     self._apply(request.follows, response)
@@ -266,7 +275,6 @@ class ReplicaFetcher:
                 self._broke_s = None
                 self._found()
             self._slots = FollowerSlots()
-        settings = self._settings
         now_s = self._world.clock.monotonic()
         self._wake_rested(now_s)
         busy, quiet, later_s = [], [], [self._rested_s]
@@ -286,7 +294,7 @@ class ReplicaFetcher:
             most=most,
             outstanding=len(self._requests),
             elapsed_ms=round((now_s - self._began_s) * 1_000),
-            longest_wait_ms=follower_wait_ms(settings.wait_max_ms, len(self._follows), settings.lag_time_max_ms),
+            longest_wait_ms=self._longest_wait_ms,
         )
         for piece, wait_ms in scheduled:
             self._send(dict(piece), wait_ms)

@@ -5,6 +5,7 @@
 from collections.abc import Callable
 
 from minibroker.broker.replication.following.fetcher import FetcherSettings, ReplicaFetcher
+from minibroker.broker.replication.following.silences import Silences
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.scheduling.supervisor import Supervisor
 from minibroker.broker.settings.broker_config import BrokerConfig
@@ -33,6 +34,7 @@ class ReplicaFetcherManager:
         self._set_aside = set_aside
         self.on_leader_found: Callable[[], None] = lambda: None
         """Called when one of `lost_leaders` is back, as far as this broker sees."""
+        self.silences = Silences(world.clock)
         self._fetchers: dict[int, ReplicaFetcher] = {}
         """The fetchers by the ids of their leaders."""
         self._lost: dict[int, float] = {}
@@ -74,6 +76,7 @@ class ReplicaFetcherManager:
                 host,
                 port,
                 self._settings,
+                self.silences,
                 self._broker_epoch,
                 self._set_aside,
                 lambda: self.on_leader_found(),

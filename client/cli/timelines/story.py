@@ -1,9 +1,10 @@
 """The stories of failovers, from the controllers' timeline: what was lost, and how every partition got a leader again.
 Pure.
 
-It begins with the first sign (a lost connection, a resignation), continues with the change of controller or the loss of
-a broker, the elections that follow and their writes, and ends when the last resulting order was answered. Times are
-relative to the beginning, by the clocks of the brokers that recorded them.
+It begins with the first sign (a lost connection, a resignation, the last that another broker heard from one that
+hangs), continues with the change of controller or the loss of a broker, the elections that follow and their writes, and
+ends when the last resulting order was answered. Times are relative to the beginning, by the clocks of the brokers that
+recorded them.
 """
 
 from __future__ import annotations
@@ -30,10 +31,13 @@ SIGNS_WITHIN_MS = 60_000
 """Maximum time between a sign and the loss of the broker."""
 TOGETHER_MS = 2_000
 """Losses that follow each other faster than this are one failover."""
+_CLOCKS_DIFFER_MS = 1_000
 
 _SIGNS = ("ControllerSuspected", "ControllerRemoved", "BrokerSuspected", "Resignation")
 _BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
 """Entries that other brokers record about a controller."""
+_SILENT = "BrokerSilent"
+"""Recorded by brokers that carried out the orders of a failover: since when they had not heard from the lost one."""
 _STOPS = "ControlledShutdownRequest"
 _NEWS = ("ZooKeeper session", "was elected")
 """Words of the causes of a resignation that a controller learns after it has lost its office."""
@@ -73,12 +77,15 @@ class Story(NamedTuple):
     enough_ms: float | None = None
     """Time until all of these had enough replicas in sync. None: not recorded, or none was short."""
     noticed_late: bool = False
-    """No broker noticed the beginning: a broker hung until its session ended, ZooKeeper was away, or no broker ran. The
-    story begins when it was noticed."""
+    """No broker recorded the beginning: a broker hung until its session ended and shared no partitions with others,
+    ZooKeeper was away, or no broker ran. The story begins when it was noticed."""
     late: tuple[str, ...] = ()
     """Partitions that had no leader at first, and were led when a replica was back."""
     late_ms: float | None = None
     """Time until the last of these had a leader in ZooKeeper."""
+    left_ms: float | None = None
+    """Time until the last lost replica had left the ISR of a partition that kept its leader, whose writes with acks=all
+    had waited for it. None: there was no such partition."""
 
     def ending(self) -> str:
         parts = []
@@ -95,6 +102,10 @@ class Story(NamedTuple):
             )
         else:
             parts.append("no partition had to change its leader")
+            if self.left_ms is not None:
+                parts.append(
+                    f"writes with acks=all waited for the lost replicas for up to {milliseconds(self.left_ms)}"
+                )
         if self.late_ms is not None:
             parts.append(f"without a leader for {milliseconds(self.late_ms)}: {', '.join(cut(self.late))}")
         if self.leaderless:
@@ -130,6 +141,7 @@ class Story(NamedTuple):
             "leaderless": list(self.leaderless),
             "late": list(self.late),
             "late_ms": self.late_ms,
+            "left_ms": self.left_ms,
             "noticed_late": self.noticed_late,
             "written_ms": self.written_ms,
             "led_ms": self.led_ms,
@@ -235,7 +247,7 @@ def _begins_anew(entries: Sequence[Entry], index: int) -> bool:
     if entry["event"] != "Startup" or "broker_up_ms" not in entry:
         return False
     started_ms = entry["time_ms"] - entry["broker_up_ms"]
-    before = next((earlier for earlier in reversed(entries[:index]) if earlier["epoch"] < entry["epoch"]), None)
+    before = next(_of_earlier_epochs(entries[:index], entry["epoch"]), None)
     return before is not None and before["event"] == "Resignation" and before["time_ms"] < started_ms
 
 
@@ -267,14 +279,15 @@ def _victims(entries: Sequence[Entry], index: int) -> set[int]:
     if entry["event"] == _STOPS:
         return {entry["broker"]}
     victims = set(entry.get("unreachable", []))
-    for earlier in reversed(entries[:index]):
-        if earlier["epoch"] < entry["epoch"]:
-            if earlier["event"] in _BY_OTHERS:
-                victims.add(earlier["broker"])
-            else:
-                victims.add(earlier["controller"])
-            break
+    before = next(_of_earlier_epochs(entries[:index], entry["epoch"]), None)
+    if before is not None:
+        victims.add(before["broker" if before["event"] in _BY_OTHERS else "controller"])
     return victims
+
+
+def _of_earlier_epochs(entries: Sequence[Entry], epoch: int) -> Iterator[Entry]:
+    """Yield entries of earlier controllers, or about them, the last one first."""
+    return (entry for entry in reversed(entries) if entry["epoch"] < epoch and entry["event"] != _SILENT)
 
 
 class _Teller:
@@ -287,7 +300,9 @@ class _Teller:
         self._victims = victims
         signs = dict(self._find_signs(turns[0]))
         self._signs = list(signs.values())
-        self.first = min([turns[0], *signs])
+        silences = dict(self._find_silences())
+        self._silences = list(silences.values())
+        self.first = min([turns[0], *signs, *silences])
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
@@ -298,11 +313,13 @@ class _Teller:
         }
         self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == _STOPS
-        self._began_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
+        self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
+        self._began_ms = min([self._noticed_ms, *map(_began_ms, self._silences)])
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
-        lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._began_ms), None)
+        steps += [self._step(each, _began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
+        lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._noticed_ms), None)
         if lost is not None:
             text = f"The connection of broker {lost['controller']} to broker {lost['broker']} is lost."
             steps.insert(0, self._step(lost, _began_ms(lost) - lost["time_ms"], text))
@@ -353,6 +370,12 @@ class _Teller:
                 }
         confirmed = [self._confirmed_ms(index, broker) for index, broker in led]
         confirmed_ms = [at_ms for at_ms in confirmed if at_ms is not None]
+        left = [
+            self._at(turn, state["at_ms"])
+            for turn in self._turns
+            for state in turn.get("states", [])
+            if not _is_election(state) and not set(state.get("isr_before", ())) <= set(state["isr"])
+        ]
         short, enough_ms = self._short_of_replicas()
         is_confirmed = bool(led) and len(confirmed_ms) == len(confirmed)
         return Story(
@@ -365,9 +388,10 @@ class _Teller:
             max(*confirmed_ms, *written) if is_confirmed else None,
             short,
             enough_ms,
-            self._noticed_late,
+            self._noticed_late and not self._silences,
             tuple(late),
             max((led_later[p] for p in late), default=None),
+            max(left, default=None),
         )
 
     def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
@@ -400,6 +424,7 @@ class _Teller:
     def _title(self) -> str:
         changes = [turn for turn in self._turns if turn["event"] == "Startup"]
         gone = {b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))}
+        gone |= {silence["broker"] for silence in self._silences}
         lost, stopped = sorted(gone - self._stopped), sorted(self._stopped)
         happened = []
         if stopped:
@@ -434,6 +459,18 @@ class _Teller:
             # A suspicion by the controller may be recorded after the loss; any other sign comes before a turn.
             is_late = index > self._last_turn and entry["event"] != "BrokerSuspected"
             if entry["event"] in _SIGNS and not is_late and self._is_of_victim(entry, self._turns[-1]):
+                yield index, entry
+
+    def _find_silences(self) -> Iterator[tuple[int, Entry]]:
+        """Yield when brokers that carried out the orders had heard from the victims for the last time. The controller's
+        own broker may have recorded that before the turn, whose entry is recorded when it is done."""
+        since_ms, epochs = self._turns[0]["time_ms"] - _CLOCKS_DIFFER_MS, {turn["epoch"] for turn in self._turns}
+        # The entries of a controller that hangs are missing, so it may not be known as a victim.
+        found = [set(turn["brokers"]) for turn in self._turns if "brokers" in turn]
+        for index, entry in enumerate(self._entries):
+            if entry["event"] != _SILENT or entry["time_ms"] < since_ms or entry["epoch"] not in epochs:
+                continue
+            if entry["broker"] in self._victims or any(entry["broker"] not in brokers for brokers in found):
                 yield index, entry
 
     def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
@@ -491,9 +528,15 @@ class _Teller:
         elif turn["event"] == _STOPS:
             yield self._step(turn, 0.0, sentence(turn))
         else:
-            text = f"{sentence(turn)} Its entry in /brokers/ids is no longer there."
-            if silent := self._silent(turn["lost"], turn):
-                self._noticed_late = True
+            is_back = set(turn["lost"]) <= set(turn.get("added", []))
+            text = f"{sentence(turn)} " + (
+                "Its former registration is gone, and with it what it led."
+                if is_back
+                else "Its entry in /brokers/ids is no longer there."
+            )
+            silent = self._silent(turn["lost"], turn)
+            self._noticed_late |= bool(silent)
+            if silent := [broker for broker in silent if broker not in turn.get("added", [])]:
                 text += (
                     f" No broker had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
                     f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last heartbeat."
@@ -513,14 +556,14 @@ class _Teller:
         for index, entry in enumerate(self._entries[:now]):
             if entry["event"] == _STOPS and turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:
                 known |= {entry.get("broker")} - _came_back(self._entries, index, now)
-        return [broker for broker in brokers if broker not in known and broker not in turn.get("added", [])]
+        return [broker for broker in brokers if broker not in known]
 
     def _controller_before(self, turn: Entry) -> int | None:
         return next(
             (
                 entry["controller"]
                 for entry in reversed(self._entries)
-                if entry["epoch"] < turn["epoch"] and entry["event"] not in _BY_OTHERS
+                if entry["epoch"] < turn["epoch"] and entry["event"] not in (*_BY_OTHERS, _SILENT)
             ),
             None,
         )

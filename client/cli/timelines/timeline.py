@@ -259,8 +259,10 @@ def _print_stories(stories: Sequence[Story], format: Format) -> None:
 
 
 def _led_again(story: Story) -> str | None:
-    """Return the time until the last partition was led again."""
+    """Return the time until the last partition was led again, or no write waited for the lost replicas any more."""
     if story.led_ms is None and story.late_ms is None:
-        return None
+        if story.elected or story.leaderless or story.left_ms is None:
+            return None
+        return f"{milliseconds(story.left_ms)}, acks=all only"
     text = milliseconds(max(story.led_ms or 0.0, story.late_ms or 0.0))
     return f"{text} from notice" if story.noticed_late else text

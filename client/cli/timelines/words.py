@@ -64,6 +64,11 @@ def sentence(entry: Entry) -> str:
             return f"Broker {entry['controller']} cannot reach {broker}, the controller ({_reason(entry)})."
         case "ControllerRemoved":
             return f"Broker {entry['controller']} has removed {broker} from office, so that another can be elected."
+        case "BrokerSilent":
+            return (
+                f"Broker {entry['controller']} hears from {broker} for the last time. After that, fetches between the "
+                f"two go unanswered, for {milliseconds(entry['lasted_ms'])}."
+            )
         case "BrokerSuspected":
             return f"The controller, {me}, cannot reach {broker} ({_reason(entry)}), and removes its registration."
         case "BrokerChange":

@@ -125,16 +125,23 @@ async def test_neither_the_stop_of_a_whole_cluster_nor_its_start_is_a_failover()
 
 
 @run_by(on_virtual_loop, seed=6)
-async def test_the_report_of_a_hanging_controller_begins_with_the_new_one() -> None:
+async def test_the_report_of_a_hanging_controller_begins_when_another_broker_heard_from_it_for_the_last_time() -> None:
     """No broker suspects it, because its connections stay open: ZooKeeper ends its session."""
 
     cluster = await _start_cluster()
     [paused] = cluster.active_controllers()
+    await asyncio.sleep(2)
+    paused_ms = cluster.client("clock").clock.wall_ms()
     cluster.pause_broker(paused)
     await _all_led_without(cluster, paused)
     story = await _story(cluster)
-    assert story.steps[0].event == "Startup"
+    silences = [step for step in story.steps if step.event == "BrokerSilent"]
+    assert {step.broker for step in silences} == set(cluster.broker_ids) - {paused}
+    assert silences == list(story.steps[:2])
+    assert paused_ms - 600 <= story.began_ms <= paused_ms  # fetches are answered every 500 ms
     assert story.led_ms is not None
+    assert story.led_ms > 5_500
+    assert not story.noticed_late
     cluster.resume_broker(paused)
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
 

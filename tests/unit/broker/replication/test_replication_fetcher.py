@@ -17,6 +17,7 @@ from minibroker.broker.replication.following.fetcher import (
     FetcherSettings,
     ReplicaFetcher,
 )
+from minibroker.broker.replication.following.silences import Silences
 from minibroker.broker.replication.partition import Partition, Settings
 from minibroker.broker.storage.log_config import LogConfig
 from minibroker.deploy.simulator.loop import run
@@ -63,7 +64,15 @@ class Leader:
         connections = BrokerConnections(self._world, ME, None)
         address = "broker-1", ports["PLAINTEXT"]
         return ReplicaFetcher(
-            self._world, connections, LEADER, *address, settings, lambda: 1, self._set_aside, lambda: None
+            self._world,
+            connections,
+            LEADER,
+            *address,
+            settings,
+            Silences(self._world.clock),
+            lambda: 1,
+            self._set_aside,
+            lambda: None,
         )
 
     def _set_aside(self, partition: Partition, reason: str) -> None:

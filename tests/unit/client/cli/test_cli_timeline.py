@@ -450,6 +450,58 @@ def test_each_term_counts_its_own_requests_if_the_controller_dies_after_a_broker
     assert (unconfirmed.led_ms, story.led_ms) == (None, 885.0)
 
 
+def test_the_story_of_a_broker_that_hung_begins_when_others_heard_from_it_for_the_last_time() -> None:
+    recorder = Recorder()
+    recorder.add(-90_000, 1, 1, "Startup", brokers=[1, 2, 3], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
+    # An earlier silence of the same broker, in another failover.
+    recorder.add(-60_000, 1, 1, "BrokerChange", lost=[3], added=[3], states=[state("a-0", (3, 1), ([3, 1], [1]))])
+    recorder.add(-59_990, 2, 1, "BrokerSilent", broker=3, lasted_ms=7_000.0)
+    elected = [state("a-0", (3, 2), ([3, 2, 1], [2, 1]))]
+    # The controller's own broker has recorded it before the event was done, and broker 3 has woken up meanwhile.
+    recorder.add(6_025, 1, 1, "BrokerSilent", broker=3, lasted_ms=6_020.0)
+    sent = [order("LeaderAndIsr", 2)]
+    recorder.add(6_000, 1, 1, "BrokerChange", lost=[3], added=[3], states=elected, sent=sent, total_ms=25.0)
+    recorder.add(6_026, 2, 1, "BrokerSilent", broker=3, lasted_ms=6_026.0)
+    recorder.add(6_027, 2, 1, "BrokerSilent", broker=1, lasted_ms=9_000.0)
+    recorder.answer(6_030, 1, 1, "LeaderAndIsr", 2, took_ms=8.0)
+    before, story = failovers(recorder.entries)
+    assert before.began_ms == NOON_MS - 66_990
+    assert story.began_ms == NOON_MS
+    assert [(step.at_ms, step.event) for step in story.steps[:3]] == [
+        (0.0, "BrokerSilent"),
+        (5.0, "BrokerSilent"),
+        (6_000.0, "BrokerChange"),
+    ]
+    assert story.steps[0].text == (
+        "Broker 2 hears from broker 3 for the last time. After that, fetches between the two go unanswered, for "
+        "6,026 ms."
+    )
+    assert story.ending() == "In all: 6,030 ms until the partition was led again."
+    assert not story.noticed_late
+
+
+def test_a_broker_that_was_back_before_its_loss_was_seen_is_noticed_late_if_no_silence_is_recorded() -> None:
+    recorder = Recorder()
+    recorder.add(-90_000, 1, 1, "Startup", brokers=[1, 2], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
+    recorder.add(0, 1, 1, "BrokerChange", lost=[2], added=[2], states=[state("a-0", (2, 1), ([2, 1], [1]))])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.noticed_late
+
+
+def test_writes_that_waited_for_a_lost_follower_are_part_of_the_story() -> None:
+    recorder = Recorder()
+    recorder.add(-90_000, 1, 1, "Startup", brokers=[1, 2], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
+    recorder.add(6_000, 1, 1, "BrokerChange", lost=[2], added=[], states=[state("a-0", (1, 1), ([1, 2], [1]))])
+    recorder.add(6_001, 1, 1, "BrokerSilent", broker=2, lasted_ms=6_001.0)
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.ending() == (
+        "In all: no partition had to change its leader; writes with acks=all waited for the lost replicas for up to "
+        "6,020 ms."
+    )
+
+
 def test_losses_far_apart_are_different_stories() -> None:
     recorder = controller_failover()
     recorder.add(20_000, 3, 6, "BrokerChange", lost=[2], added=[])

@@ -142,7 +142,7 @@ def test_plots_say_their_values_in_words() -> None:
     old = story._replace(began_ms=0, led_ms=99_999.0)
     html = metric_sections(samples, [old, story], now_s)["plots"]
     assert "500/s now; 500 to 1,500" in html
-    assert "1 in ten minutes, the longest 624 ms after it was noticed" in html
+    assert "1 in ten minutes, the longest 624 ms" in html
     assert "2.2 ms now" in html
     assert "0 now; 0 to 7" in html
     assert "34/s now; 34 to 34" in html
