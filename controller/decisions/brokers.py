@@ -124,6 +124,14 @@ def initialize(state: ClusterState, snapshot: Snapshot, partitions: Iterable[Top
     return builder.build()
 
 
+def urgent(state: ClusterState) -> frozenset[TopicPartition]:
+    """Return the partitions to settle first: those without a leader, and those with replicas on dead brokers, for which
+    acknowledgements may wait. All brokers are told about all others as well, which takes long if these are many."""
+    is_live = state.live_brokers.__contains__
+    with_dead = (partition for partition, replicas in state.assignments.items() if not all(map(is_live, replicas)))
+    return frozenset((*with_dead, *state.partitions_without_leader()))
+
+
 # --- Brokers lost and added ----------------------------------------------------------------------------------
 
 

@@ -72,7 +72,9 @@ class Office:
             part = every[start : start + steps.PARTITIONS_AT_ONCE]
             await self._steps.execute(brokers.initialize(self._state, snapshot, part))
             await asyncio.sleep(0)
-        await self._steps.settle(every, tell=self._state.live_broker_ids(), announce=every)
+        urgent = brokers.urgent(self._state)
+        for settled in ([p for p in every if p in urgent], [p for p in every if p not in urgent]):
+            await self._steps.settle(settled, tell=self._state.live_broker_ids(), announce=settled)
         await self._steps.execute(brokers.all_told(self._state))
         await self._identify(self._state.topic_ids)
         self._steps.post(events.PreferredReplicaElection(self._steps.epoch))  # the predecessor may not have finished it

@@ -10,7 +10,8 @@ The columns:
 
 - controller s: processor time of the controller: decisions, encoding, writes to its connections, and decoding of the
   answers; not the ZooKeeper client's own work (kazoo serializes requests and answers) and not the garbage collector's;
-- rest s: that of ZooKeeper, the endpoints and the simulator;
+- written s: the part of it until the last znode was written: then all partitions have leaders;
+- rest s: the processor time of ZooKeeper, the endpoints and the simulator;
 - elected: partitions that got their first leader, or another one;
 - writes, multis: znodes that controllers wrote, and the requests to ZooKeeper that carried them;
 - requests, sent MB: requests to brokers, and their bytes.
@@ -56,6 +57,7 @@ _VICTIM = 1
 class Row(NamedTuple):
     operation: str
     controller_s: float
+    written_s: float
     rest_s: float
     elected: int
     writes: int
@@ -88,20 +90,15 @@ class Processor:
 
     @contextmanager
     def watching(self) -> Iterator[None]:
-        run_handle = asyncio.Handle._run
-        run_charged = self._charged(run_handle)
+        run_handle, run_charged = asyncio.Handle._run, self._charged(asyncio.Handle._run)
         # The network delivers without an owner. Only controllers have connections of this class.
         read_charged = self._charged(Connection.buffer_updated)
 
-        def run_handle_of(handle: Any) -> None:
+        def run_any(handle: Any) -> None:
             owner = handle._context.get(current_owner)
-            is_controllers = owner is not None and owner.name.startswith(OFFICE)
-            (run_charged if is_controllers else run_handle)(handle)
+            (run_charged if owner is not None and owner.name.startswith(OFFICE) else run_handle)(handle)
 
-        with (
-            patch.object(asyncio.Handle, "_run", run_handle_of),
-            patch.object(Connection, "buffer_updated", lambda *arguments: read_charged(*arguments)),
-        ):
+        with patch.object(asyncio.Handle, "_run", run_any), patch.object(Connection, "buffer_updated", read_charged):
             yield
 
 
@@ -117,7 +114,7 @@ class Scale:
         self.controller_mb = 0.0
         """Resident memory that a controller took when it was elected."""
         self.office: Office
-        self._elected = self._writes = self._multis = 0
+        self._elected, self._writes, self._multis, self._last_write_s = 0, 0, 0, 0.0
         self._leaders: dict[str, int] = {}
         self._partitions, self._topics = partitions, topics
         self._processor = Processor()
@@ -127,6 +124,7 @@ class Scale:
         if session.owner.startswith(OFFICE):
             writes = [operation for operation in operations if not isinstance(operation, Check)]
             self._multis, self._writes = self._multis + 1, self._writes + len(writes)
+            self._last_write_s = self._processor.spent_s[CONTROLLER]
             for write in writes:
                 if isinstance(write, Create | SetData) and write.path.endswith("/state"):
                     leader = znodes.decode_state(TopicPartition("", 0), write.data, 0).leader
@@ -142,23 +140,21 @@ class Scale:
         with self._processor.watching():
             await self._start_brokers()
             await self._elect(100)
-            await self._settled()
-            per_topic = self._partitions // self._topics
+            per_topic, victim = self._partitions // self._topics, self.brokers[_VICTIM]
             async with self._measured(f"{self._topics} topics of {per_topic} partitions are created"):
                 for number in range(self._topics):
                     await self._create(f"topic-{number:04}", per_topic)
-            for broker in self.cluster.brokers.values():
+            for broker in self.brokers.values():
                 broker.kill()
-            self.office.kill()
+            self._kill_office()
             await self._start_brokers()
             async with self._measured("start: all brokers, and the controller, are new"):
                 await self._elect(101)
-            self.office.kill()
+            self._kill_office()
             before_mb = resident_mb()
             async with self._measured("controller failover"):
                 await self._elect(102)
             self.controller_mb = resident_mb() - before_mb
-            victim = self.cluster.brokers[_VICTIM]
             async with self._measured("a broker fails"):
                 victim.kill()
                 self.office.suspect(victim)
@@ -171,20 +167,26 @@ class Scale:
                 await self.office.run(self.office.controller.elect_leaders(ElectionType.PREFERRED, None))
             async with self._measured(f"a topic of {NEW_PARTITIONS} partitions is created"):
                 await self._create("last", NEW_PARTITIONS)
+            victim.kill()
+            self._kill_office()
+            async with self._measured("the controller fails with its broker"):
+                await self._elect(103)
 
     async def _start_brokers(self) -> None:
-        for broker in self.cluster.brokers.values():
-            await broker.start()
+        await asyncio.gather(*(broker.start() for broker in self.brokers.values()))
 
     async def _elect(self, office_id: int) -> None:
         # Only requested elections of preferred leaders are measured.
-        settings = ControllerSettings(1, REPLICAS, auto_leader_rebalance=False)
-        self.office = Office(self.cluster, office_id, settings)
+        self.office = Office(self.cluster, office_id, ControllerSettings(1, REPLICAS, auto_leader_rebalance=False))
         await self.office.take_office()
 
+    def _kill_office(self) -> None:
+        self.office.kill()
+        self.cluster.zookeeper.expire(f"{OFFICE}{self.office.broker_id}")
+
     async def _create(self, name: str, partitions: int) -> None:
-        topic = CreatableTopic(name, partitions, REPLICAS)
-        [result] = await self.office.run(self.office.controller.create_topics([topic]))
+        topics = [CreatableTopic(name, partitions, REPLICAS)]
+        [result] = await self.office.run(self.office.controller.create_topics(topics))
         assert result.error_code == ErrorCode.NONE, result.error_message
 
     @property
@@ -206,18 +208,16 @@ class Scale:
         """Add a row for everything until the controller and the brokers have nothing more to do."""
         spent, counts = dict(self._processor.spent_s), self._counts()
         yield
-        await self._settled()
-        new = (now - before for now, before in zip(self._counts(), counts, strict=True))
-        controller_s, rest_s = (self._processor.spent_s[user] - spent[user] for user in (CONTROLLER, REST))
-        self.rows.append(Row(operation, controller_s, rest_s, *new))
-
-    async def _settled(self) -> None:
         before: tuple[int, ...] = ()
         while before != self._counts():
             before = self._counts()
             await self.office.idle()
             assert self.office.controller._tenure is not None
             await self.office.run(self.office.controller._tenure.delivered())
+        new = (now - before for now, before in zip(self._counts(), counts, strict=True))
+        controller_s, rest_s = (self._processor.spent_s[user] - spent[user] for user in (CONTROLLER, REST))
+        written_s = max(0.0, self._last_write_s - spent[CONTROLLER])
+        self.rows.append(Row(operation, controller_s, written_s, rest_s, *new))
 
 
 def resident_mb() -> float:
@@ -240,8 +240,8 @@ def main() -> None:
     scale = run(measured(arguments.brokers, arguments.partitions, arguments.topics))
     print(f"{arguments.brokers} brokers, {arguments.partitions} partitions of {REPLICAS} replicas")
     print_table(
-        ("operation", "controller s", "rest s", "elected", "writes", "multis", "requests", "sent MB"),
-        [(row[0], round(row[1], 2), round(row[2], 2), *row[3:7], round(row.sent_bytes / 1e6, 1)) for row in scale.rows],
+        ("operation", "controller s", "written s", "rest s", "elected", "writes", "multis", "requests", "sent MB"),
+        [(row[0], *(round(s, 2) for s in row[1:4]), *row[4:8], round(row.sent_bytes / 1e6, 1)) for row in scale.rows],
     )
     print(f"a controller's memory: {scale.controller_mb:.0f} MB; the run: {time.monotonic() - began_s:.0f} s")
 

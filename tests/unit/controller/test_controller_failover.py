@@ -345,6 +345,20 @@ async def test_a_killed_leader_is_replaced_as_soon_as_it_is_suspected(cluster: C
 
 
 @run_by(simulate)
+async def test_a_new_controller_first_elects_for_the_partitions_of_dead_brokers(cluster: Cluster, /) -> None:
+    office = await cluster.start([1, 2, 3])
+    await office.create("orders", *[(1, 2)] * 250, (3, 1))
+    await cluster.has(TopicPartition("orders", 250), 3, [3, 1])
+    office.kill()
+    cluster.brokers[3].kill()
+    told = len(cluster.brokers[1].told)
+    await cluster.elect(101)
+    await cluster.has(TopicPartition("orders", 250), 1, [1])
+    first = next(t for t in cluster.brokers[1].told[told:] if t.api == "LeaderAndIsr")
+    assert [state.partition_index for state in first.body.topic_states[0].partition_states] == [250]
+
+
+@run_by(simulate)
 async def test_a_broker_whose_session_expires_is_replaced_without_suspicion(cluster: Cluster, /) -> None:
     office = await cluster.start([1, 2])
     await office.create("orders", (1, 2))
