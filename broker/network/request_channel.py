@@ -20,9 +20,11 @@ on one loop: between the arrival of a control request and its handling, only the
 Turns. The queue is not first come, first served: a hundred connections whose requests are expensive would make every
 other wait for a hundred of those. Its order is that of start-time fair queueing (Goyal, Vin and Cheng, 1996): a
 request's turn is the turn of the request that was taken last or, if that is later, the end of the connection's previous
-request, which is its turn plus the seconds that it took. Connections that always have a request waiting thus get equal
-times, and one that seldom asks is next. All that lost connections have left behind shares the turns of one, so nobody
-gets more by hanging up and coming again. Without load nothing is queued, and equal turns keep the order of arrival.
+request, which is its turn plus the seconds that it took. At most a slice counts: handlers also wait, for a disk or
+another broker, and a connection must not wait for as long again, as many times as there are busy ones. Connections that
+always have a request waiting thus get equal times, and one that seldom asks is next. All that lost connections have
+left behind shares the turns of one, so nobody gets more by hanging up and coming again. Without load nothing is queued,
+and equal turns keep the order of arrival.
 
 Rejected: turns for each address instead. They would stop a stranger with a thousand connections, for whom there are
 quotas and `max.connections.per.ip`, and on one machine everybody has the same address.
@@ -549,7 +551,7 @@ class RequestChannel:
     def handled(self, request: Request, seconds: float) -> None:
         """Stop counting a request, whose handler took this time."""
         self.bytes -= request.size
-        request.turns.due_s += seconds
+        request.turns.due_s += min(seconds, SLICE_S)
         if self._in_line:
             self._admit()
 

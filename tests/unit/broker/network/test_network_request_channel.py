@@ -127,15 +127,15 @@ async def test_a_connection_that_seldom_asks_does_not_wait_for_those_that_always
     for source in busy:
         channel.offer(request(1, source=source), wake=False)
     for number in range(25):
-        channel.offer(request(1, source=handle_next(0.1 + number / 1_000)), wake=False)
+        channel.offer(request(1, source=handle_next(0.001 + number / 100_000)), wake=False)
     for _ in range(5):
         channel.offer(request(1, source=seldom), wake=False)
-        assert handle_next(0.000_1) is seldom
+        assert handle_next(0.000_001) is seldom
     # It gets what the others get, and no more for having waited.
     served = []
     channel.offer(request(1, source=seldom), wake=False)
     for _ in range(110):
-        served.append(handle_next(0.1))
+        served.append(handle_next(0.001))
         channel.offer(request(1, source=served[-1]), wake=False)
     assert all(9 <= served.count(source) <= 11 for source in [seldom, *busy])
 
@@ -158,6 +158,28 @@ async def test_all_lost_connections_together_have_the_turns_of_one() -> None:
         channel.handled(taken, 0.01)
         channel.offer(request(1, source=taken.source), wake=False)
     assert served.count(here) >= 40
+
+
+@run_by(run)
+async def test_a_request_that_waited_long_costs_its_connection_no_long_wait() -> None:
+    clock = Clock()
+    channel = RequestChannel(100, 1_000, clock)
+    channel.woken(clock.now)
+    waited, busy = Source(), Source()
+    for seconds, source in ((30.0, waited), (0.001, busy)):
+        channel.offer(request(1, source=source), wake=False)
+        taken = channel.poll(clock.now)
+        assert taken is not None
+        channel.handled(taken, seconds)
+    channel.offer(request(1, source=waited), wake=False)
+    for _ in range(5):
+        channel.offer(request(1, source=busy), wake=False)
+        taken = channel.poll(clock.now)
+        assert taken is not None
+        if taken.source is waited:
+            return
+        channel.handled(taken, 0.001)
+    raise AssertionError("it waits for longer than a handler computes")
 
 
 @run_by(run)
