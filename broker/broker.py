@@ -41,7 +41,7 @@ from minibroker.broker.quotas.stored import QuotaReader
 from minibroker.broker.quotas.throttling import ClientQuotaManager
 from minibroker.broker.replication.manager import ReplicaManager
 from minibroker.broker.replication.transcoding import Transcoder
-from minibroker.broker.replication.upkeep.healing import tell_of_lost_replicas
+from minibroker.broker.replication.upkeep.healing import tell_before_the_end, tell_of_lost_replicas
 from minibroker.broker.scheduling.budget import FairBudget
 from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, Timer
 from minibroker.broker.scheduling.slices import SlicedCalls
@@ -146,6 +146,7 @@ class Broker:
         self._timeline: TimelineFile | None = None
         self._timeline_home: LogManager | None = None
         self._registered_again = asyncio.Event()
+        self._why_it_ends = ""
         self._configs = DynamicConfigManager(config, world.clock, self._session)
         self._quotas = QuotaReader(self._quotas_changed)
         self._client_quotas = ClientQuotaManager(
@@ -489,6 +490,8 @@ class Broker:
             broker_epoch = self.broker_epoch
             try:
                 if self._registration is not None:
+                    if self._why_it_ends:  # else the controller would only see that this broker is gone
+                        await tell_before_the_end(self._session, self.config.broker_id, self._why_it_ends)
                     await self._registration.close()
             finally:
                 await self._logs.close(clean=clean, broker_epoch=broker_epoch)
@@ -660,7 +663,9 @@ class Broker:
         """Give up the replicas of a failed directory at once; the controller decides about their leaders."""
         if self._replicas is not None:
             self._replicas.lifecycle.log_dir_failed()
+        reason = f"{failed.log_dir}: {failed.directory.failure}"
         if not self._logs.online:
+            self._why_it_ends = reason
             last = "" if len(self._logs.paths) == 1 else ", the last one that was online,"
             why = failed.directory.failure
             self._supervisor.fail(
@@ -669,12 +674,12 @@ class Broker:
                 )
             )
         elif not self._supervisor.failure.done():  # otherwise the broker is stopping
-            self._supervisor.start(self._tell_of_failure(), f"notification that {failed.log_dir} has failed")
+            self._supervisor.start(self._tell_of_failure(reason), f"notification that {failed.log_dir} has failed")
 
-    async def _tell_of_failure(self) -> None:
+    async def _tell_of_failure(self, reason: str) -> None:
         """Notify the controller, once the failure is recorded on the other disks (Kafka's propagateLogDirEvent)."""
         await self._logs.note_failed()
-        await tell_of_lost_replicas(self._session, self.config.broker_id)
+        await tell_of_lost_replicas(self._session, self.config.broker_id, reason)
 
 
 def network_settings(config: BrokerConfig) -> NetworkSettings:

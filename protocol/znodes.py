@@ -494,21 +494,29 @@ LOG_DIR_FAILURE = 1
 """The only event of a log directory, as in Kafka."""
 
 
-class _LogDirEventJson(msgspec.Struct):
+MOST_REASON = 500
+"""Characters of the reason in the event of a log directory."""
+
+
+class _LogDirEventJson(msgspec.Struct, omit_defaults=True):
     version: int
     broker: Int32
     event: int
+    reason: str = ""
+    """For the timeline; Kafka has none."""
 
 
-def encode_log_dir_event(broker_id: int) -> bytes:
+def encode_log_dir_event(broker_id: int, reason: str = "") -> bytes:
     """Encode the event that a log directory of the broker has failed."""
-    return msgspec.json.encode(_LogDirEventJson(version=1, broker=broker_id, event=LOG_DIR_FAILURE))
+    return msgspec.json.encode(
+        _LogDirEventJson(version=1, broker=broker_id, event=LOG_DIR_FAILURE, reason=reason[:MOST_REASON])
+    )
 
 
-def decode_log_dir_event(path: str, data: bytes) -> int:
-    """Return the id of the broker, which knows more about the event."""
+def decode_log_dir_event(path: str, data: bytes) -> tuple[int, str]:
+    """Return the id of the broker, which knows more about the event, and the reason; empty: not known."""
     node: _LogDirEventJson = _decode(path, data, _LogDirEventJson, "")
-    return node.broker
+    return node.broker, node.reason[:MOST_REASON]
 
 
 class _PreferredElectionJson(msgspec.Struct):

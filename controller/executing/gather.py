@@ -323,18 +323,19 @@ class Gather:
         """Return the paths of the notifications."""
         return [f"{znodes.LOG_DIR_EVENTS}/{name}" for name in await self._names(znodes.LOG_DIR_EVENTS)]
 
-    async def brokers_of_failures(self, notifications: Sequence[str]) -> list[int]:
-        """Return the brokers that the notifications name, each once."""
+    async def brokers_of_failures(self, notifications: Sequence[str]) -> dict[int, str]:
+        """Return the brokers that the notifications name, each with a reason; empty: not known."""
         nodes = await self._access.read([self._getter(path) for path in notifications])
-        broker_ids: set[int] = set()
+        reasons: dict[int, str] = {}
         for path, node in zip(notifications, nodes, strict=True):
             if node is None:
                 continue
             try:
-                broker_ids.add(znodes.decode_log_dir_event(path, node[0]))
+                broker_id, reason = znodes.decode_log_dir_event(path, node[0])
+                reasons[broker_id] = reason or reasons.get(broker_id, "")
             except MalformedZnode as error:
                 self._report(f"a failure of a log directory is ignored: {error}")
-        return sorted(broker_ids)
+        return dict(sorted(reasons.items()))
 
     async def preferred_election(self) -> PreferredElection | None:
         """Read `/admin/preferred_replica_election`; None if it does not exist. It is watched in either case."""

@@ -90,6 +90,7 @@ class BrokerEvents:
         if not notifications:
             return
         failed = await self._gather.brokers_of_failures(notifications)
+        self._steps.describe_failed_disks(failed)
         await self._steps.execute(brokers.log_dirs_failed(self._state, notifications, failed))
         await self._steps.settle(brokers.affected_by(self._state, failed), tell=failed)
 

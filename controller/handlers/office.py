@@ -62,6 +62,9 @@ class Office:
             frozenset(found.malformed),
             frozenset(states.malformed),
         )
+        if overview.log_dir_notifications:
+            failed = await self._gather.brokers_of_failures(overview.log_dir_notifications)
+            self._steps.describe_failed_disks(failed)
         for broker_id in sorted(refused):
             self._steps.timeline.note(f"broker {broker_id} is registered and cannot be reached: it is removed")
         await self._steps.execute(

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Collection, Container, Iterable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from typing import NamedTuple, TypeVar
 
@@ -102,6 +102,12 @@ class Steps:
         """Return whether the broker is alive in that epoch."""
         broker = self.state.live_brokers.get(broker_id)
         return broker is not None and broker.epoch == broker_epoch
+
+    def describe_failed_disks(self, reasons: Mapping[int, str]) -> None:
+        """Record in the timeline why brokers have lost log directories, as far as they reported it."""
+        known = [{"broker": broker_id, "reason": reason} for broker_id, reason in reasons.items() if reason]
+        if known:
+            self.timeline.describe(failed_disks=known)
 
     async def topic_settings(self, names: Sequence[str]) -> dict[str, TopicSettings]:
         """Read the settings that decide elections in these topics.

@@ -39,6 +39,7 @@ LONGEST_PAUSE_S = 64.0
 """The longest pause between two requests for replicas that cannot be created, while no descriptors become free."""
 NO_ROOM = Room(for_a_log=False, for_a_file=False)
 ZOOKEEPER_RETRY_S = 0.1
+LAST_WORDS_S = 1.0
 
 
 def may_be_deleted(state: LeaderAndIsr, broker_id: int, last_epoch: int) -> bool:
@@ -169,9 +170,12 @@ class Healer:
         return True
 
 
-async def tell_of_lost_replicas(sessions: Callable[[], Awaitable[ZooKeeperSession]], broker_id: int) -> None:
-    """The controller (Kafka's propagateLogDirEvent): it asks the broker which replicas are concerned."""
-    event = znodes.encode_log_dir_event(broker_id)
+async def tell_of_lost_replicas(
+    sessions: Callable[[], Awaitable[ZooKeeperSession]], broker_id: int, reason: str = ""
+) -> None:
+    """The controller (Kafka's propagateLogDirEvent): it asks the broker which replicas are concerned. The timeline
+    shows the reason."""
+    event = znodes.encode_log_dir_event(broker_id, reason)
     while True:
         try:
             session = await sessions()
@@ -180,3 +184,12 @@ async def tell_of_lost_replicas(sessions: Callable[[], Awaitable[ZooKeeperSessio
         except (ConnectionLoss, SessionExpired):
             # Told twice at worst.
             await asyncio.sleep(ZOOKEEPER_RETRY_S)
+
+
+async def tell_before_the_end(sessions: Callable[[], Awaitable[ZooKeeperSession]], broker_id: int, reason: str) -> None:
+    """Tell the controller why this broker ends, if ZooKeeper answers in time."""
+    try:
+        async with asyncio.timeout(LAST_WORDS_S):
+            await tell_of_lost_replicas(sessions, broker_id, reason)
+    except (TimeoutError, ZooKeeperError) as error:
+        logger.info("the controller is not told why this broker ends: %s", error or "ZooKeeper does not answer")

@@ -18,6 +18,8 @@ from minibroker.client.cli.timelines.words import (
     INDENT,
     cut,
     date_and_time,
+    failed_disks,
+    has_full_disk,
     is_internal,
     milliseconds,
     orders,
@@ -302,7 +304,9 @@ class _Teller:
         self._signs = list(signs.values())
         silences = dict(self._find_silences())
         self._silences = list(silences.values())
-        self.first = min([turns[0], *signs, *silences])
+        disks = dict(self._find_failed_disks(turns[0]))
+        self._disks = list(disks.values())
+        self.first = min([turns[0], *signs, *silences, *disks])
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
@@ -314,11 +318,16 @@ class _Teller:
         self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == _STOPS
         self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
-        self._began_ms = min([self._noticed_ms, *map(_began_ms, self._silences)])
+        self._began_ms = min([self._noticed_ms, *map(_began_ms, (*self._silences, *self._disks))])
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
         steps += [self._step(each, _began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
+        for disk in self._disks:
+            steps += [
+                Step(self._at(disk, 0.0), disk["controller"], disk["epoch"], "LogDirFailure", text)
+                for text in failed_disks(disk)
+            ]
         lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._noticed_ms), None)
         if lost is not None:
             text = f"The connection of broker {lost['controller']} to broker {lost['broker']} is lost."
@@ -425,12 +434,15 @@ class _Teller:
         changes = [turn for turn in self._turns if turn["event"] == "Startup"]
         gone = {b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))}
         gone |= {silence["broker"] for silence in self._silences}
+        gone |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]} - self._stopped
         lost, stopped = sorted(gone - self._stopped), sorted(self._stopped)
         happened = []
         if stopped:
             happened.append(f"{all_of('broker', stopped)} stopped cleanly")
+        full = [broker for broker in lost if any(has_full_disk(entry, broker) for entry in self._disks)]
         if lost:
-            happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost")
+            why = "" if not full else " (full disk)" if full == lost else f" (full disk of {all_of('broker', full)})"
+            happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{why}")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
             if not happened and (before := self._controller_before(changes[-1])) not in (
@@ -465,13 +477,25 @@ class _Teller:
         """Yield when brokers that carried out the orders had heard from the victims for the last time. The controller's
         own broker may have recorded that before the turn, whose entry is recorded when it is done."""
         since_ms, epochs = self._turns[0]["time_ms"] - _CLOCKS_DIFFER_MS, {turn["epoch"] for turn in self._turns}
-        # The entries of a controller that hangs are missing, so it may not be known as a victim.
-        found = [set(turn["brokers"]) for turn in self._turns if "brokers" in turn]
         for index, entry in enumerate(self._entries):
             if entry["event"] != _SILENT or entry["time_ms"] < since_ms or entry["epoch"] not in epochs:
                 continue
-            if entry["broker"] in self._victims or any(entry["broker"] not in brokers for brokers in found):
+            if self._is_victim(entry["broker"]):
                 yield index, entry
+
+    def _find_failed_disks(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
+        """Yield the entries in which victims have reported that they lost log directories, since the failover before:
+        a broker ends with its last one."""
+        since_ms = self._entries[first_turn]["time_ms"] - SIGNS_WITHIN_MS
+        for index, entry in enumerate(self._entries[self._previous + 1 :], self._previous + 1):
+            is_due = index <= self._last_turn and entry["time_ms"] >= since_ms
+            if is_due and any(self._is_victim(failed["broker"]) for failed in entry.get("failed_disks", [])):
+                yield index, entry
+
+    def _is_victim(self, broker_id: int) -> bool:
+        """Whether the broker is a victim. The entries of a controller that hangs or is gone are missing, so it may be
+        known only by its absence."""
+        return broker_id in self._victims or any(broker_id not in t["brokers"] for t in self._turns if "brokers" in t)
 
     def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
         if sign["event"] != "Resignation":
@@ -552,6 +576,7 @@ class _Teller:
     def _silent(self, brokers: Iterable[int], turn: Entry) -> list[int]:
         """Return those brokers that were not found unreachable before, and had not announced their stop."""
         known = {sign["controller"] if sign["event"] == "Resignation" else sign["broker"] for sign in self._signs}
+        known |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
         now = next(index for index, entry in enumerate(self._entries) if entry is turn)
         for index, entry in enumerate(self._entries[:now]):
             if entry["event"] == _STOPS and turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:

@@ -90,7 +90,7 @@ def sentence(entry: Entry) -> str:
         case "DeleteTopics":
             return "The list of topics to delete has changed."
         case "LogDirFailure":
-            return "A broker has lost a log directory."
+            return " ".join(failed_disks(entry)) or "A broker has lost a log directory."
         case "ResumeDeletions":
             return "Pending deletions of topics are checked: one may be able to continue."
         case "SessionReconnected":
@@ -98,6 +98,24 @@ def sentence(entry: Entry) -> str:
         case _:
             cause = str(entry["cause"])
             return f"{cause[:1].upper()}{cause[1:]}."
+
+
+def failed_disks(entry: Entry) -> list[str]:
+    """Return a sentence for each broker that has reported why it lost a log directory."""
+    told = []
+    for failed in entry.get("failed_disks", []):
+        what = "has no space left" if _is_full(failed) else "has failed"
+        told.append(f"Broker {failed['broker']} reports that its log directory {what} ({failed['reason']}).")
+    return told
+
+
+def has_full_disk(entry: Entry, broker_id: int) -> bool:
+    """Whether the broker reports in this entry that it lost a log directory because the disk is full."""
+    return any(failed["broker"] == broker_id and _is_full(failed) for failed in entry.get("failed_disks", []))
+
+
+def _is_full(failed: dict[str, Any]) -> bool:
+    return "No space left" in failed["reason"] or "quota exceeded" in failed["reason"]
 
 
 def _what_it_read(entry: Entry) -> str:

@@ -246,3 +246,9 @@ def test_new_ids_have_22_characters_and_do_not_begin_with_a_dash() -> None:
     ids = [znodes.new_uuid(random) for _ in range(2_000)]
     assert len(set(ids)) == 2_000
     assert all(len(i) == 22 and not i.startswith("-") for i in ids)
+
+
+def test_the_event_of_a_log_directory_may_have_a_reason_of_bounded_length() -> None:
+    assert _log_dir_event(b'{"version":1,"broker":3,"event":1}') == (3, "")  # Kafka's
+    assert znodes.encode_log_dir_event(3) == b'{"version":1,"broker":3,"event":1}'
+    assert _log_dir_event(znodes.encode_log_dir_event(3, "x" * 9_999)) == (3, "x" * znodes.MOST_REASON)

@@ -3,7 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import errno
 from typing import TypeVar
+
+import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, TimelineRead
@@ -16,7 +19,7 @@ from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
-from tests.simulation.scenarios.helpers import as_admin
+from tests.simulation.scenarios.helpers import as_admin, send_numbers
 from tests.simulation.seeds import every_seed
 
 T = TypeVar("T")
@@ -24,8 +27,10 @@ T = TypeVar("T")
 PARTITIONS = [TopicPartition("orders", number) for number in range(6)]
 
 
-async def _start_cluster() -> VirtualCluster:
-    cluster = VirtualCluster(Simulation())
+async def _start_cluster(ended: list[int] | None = None) -> VirtualCluster:
+    """`ended` gets the brokers that end by themselves, which otherwise fails the test."""
+    told = None if ended is None else lambda broker_id, _: ended.append(broker_id)
+    cluster = VirtualCluster(Simulation(), on_broker_failure=told)
     await cluster.start()
     await as_admin(cluster, lambda admin: admin.create_topic("orders", partitions=6, replication_factor=3))
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
@@ -144,6 +149,27 @@ async def test_the_report_of_a_hanging_controller_begins_when_another_broker_hea
     assert not story.noticed_late
     cluster.resume_broker(paused)
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+
+
+@pytest.mark.parametrize("is_controller", [False, True])
+@run_by(on_virtual_loop, seed=12)
+async def test_the_report_of_a_broker_that_ends_because_its_disk_is_full_names_that(is_controller: bool) -> None:
+    ended: list[int] = []
+    cluster = await _start_cluster(ended)
+    [controller] = cluster.active_controllers()
+    full = controller if is_controller else next(b for b in cluster.broker_ids if b != controller)
+    cluster.simulation.host(host_name(full)).disk.faults.break_directory(LOG_DIR, errno.ENOSPC)
+    partition = next(p for p in PARTITIONS if cluster.state(p).leader == full)
+    await send_numbers(cluster, partition.topic, range(3), partition.partition)
+    await _all_led_without(cluster, full)
+    assert ended == [full]
+    story = await _story(cluster)
+    assert story.title.startswith(f"broker {full} was lost (full disk)")
+    text = "\n".join(story.lines())
+    assert f"Broker {full} reports that its log directory has no space left (" in text
+    assert "[Errno 28]" in text
+    assert "hangs" not in text
+    assert story.led_ms is not None
 
 
 @run_by(on_virtual_loop, seed=7)
