@@ -144,6 +144,7 @@ class RequestHandlerPool:
             if len(self._tasks) > self.size:
                 this = asyncio.current_task()
                 self._tasks = [task for task in self._tasks if task is not this]
+                channel.leave()
                 return
 
     async def _finish(self, request: Request, continuation: Continuation) -> None:

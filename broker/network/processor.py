@@ -25,9 +25,9 @@ The connection's dialect (`dialect.py`) interprets the bytes; the first bytes ch
 
 Bad input ends a connection, with one log line and, if the request's correlation id can be read, an error response.
 Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise, what
-a peer sent before it closed the connection is handled, since producers with acks=0 and members that leave a group may
-do that; only requests that read are dropped. Until all are handled, the connection counts towards the limits: otherwise
-a stranger that hangs up and connects again could leave any number of requests behind.
+has been read of a peer before it closed the connection is handled, since producers with acks=0 and members that leave a
+group may do that; only requests that read are dropped. Until all are handled, the connection counts towards the limits:
+otherwise a stranger that hangs up and connects again could leave any number of requests behind.
 
 One periodic sweep per processor checks the deadlines (no first request, an incomplete frame, unread responses,
 idleness). A timer per connection, moved with every frame, would cost more than the frame.

@@ -495,19 +495,13 @@ class RequestChannel:
         """Call `source.room_in_channel` once a request of `size` bytes may be offered, in the order of turns. It is
         never called if the channel closes before that."""
         if not self._closed:
-            turn_s = max(source.session.turns.due_s, self._turn_s)
+            _, turn_s = self._turn_of(source)
             heappush(self._in_line, (turn_s, next(self._arrivals), source, size))
 
     def offer(self, request: Request, *, wake: bool) -> None:
         """Queue a request for which there is room. `wake` is False if the caller is a handler about to poll."""
         self.bytes += request.size
-        source = request.source
-        request.turns = turns = self._left_behind if source.closed else source.session.turns
-        if turns.due_s < self._turn_s:
-            turns.due_s = self._turn_s
-        turn_s = turns.due_s
-        if turns is self._left_behind:
-            turns.due_s += LEFT_BEHIND_S
+        request.turns, turn_s = self._turn_of(request.source)
         if wake and self._idle and not self._queue and not self._resting and self._give(request):
             self._turn_s = turn_s
             return
@@ -542,6 +536,12 @@ class RequestChannel:
             self._idle.append(future)
         return future
 
+    def leave(self) -> None:
+        """A handler ends instead of polling. What was offered while it was about to poll goes to those that are idle:
+        nobody else would wake them."""
+        if not self._resting:
+            self._hand_out()
+
     def woken(self, now: float) -> None:
         """Record that a handler runs again after `wait`."""
         self.waking -= 1
@@ -566,6 +566,16 @@ class RequestChannel:
             while self._idle:
                 self._give(None)
 
+    def _turn_of(self, source: RequestSource) -> tuple[Turns, float]:
+        """Return the turns that a request of this source shares, and its own turn."""
+        turns = self._left_behind if source.closed else source.session.turns
+        if turns.due_s < self._turn_s:
+            turns.due_s = self._turn_s
+        turn_s = turns.due_s
+        if turns is self._left_behind:
+            turns.due_s += LEFT_BEHIND_S
+        return turns, turn_s
+
     def _take(self) -> Request:
         turn_s, _, request = heappop(self._queue)
         if self._turn_s < turn_s:
@@ -582,12 +592,15 @@ class RequestChannel:
                 return True
         return False
 
-    def _rested(self) -> None:
-        self._resting = False
-        self._slice_ends_at = self._clock() + SLICE_S
+    def _hand_out(self) -> None:
         while self._queue and self._idle:
             if self._give(self._queue[0][2]):
                 self._take()
+
+    def _rested(self) -> None:
+        self._resting = False
+        self._slice_ends_at = self._clock() + SLICE_S
+        self._hand_out()
         if self._closed and not self._queue:
             while self._idle:
                 self._give(None)

@@ -261,3 +261,10 @@ def requests_in_the_order_of_arrival(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "handled")
     def handled(original: Any, self: RequestChannel, request: Any, seconds: float) -> None:
         original(self, request, 0.0)
+
+
+@mutant("fewer handlers", "a handler that ends leaves what was queued for it, and no idle one is woken")
+def handlers_leave_a_queue(patches: Patches) -> None:
+    @patches.instead_of(RequestChannel, "leave")
+    def leave(original: Any, self: RequestChannel) -> None:
+        """Do nothing."""

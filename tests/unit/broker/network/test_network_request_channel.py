@@ -4,6 +4,8 @@ import asyncio
 from collections.abc import Callable, Coroutine
 from typing import Any
 
+import pytest
+
 from minibroker.broker.network.dialect import Answer, Asked, BadInput
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.large_requests import LargeRequests
@@ -337,6 +339,39 @@ async def test_control_work_comes_first() -> None:
         channel.close()
     for pool in pools:
         await pool.close(1)
+
+
+@pytest.mark.parametrize("busy", [1, 3])
+@run_by(run)
+async def test_a_handler_that_is_no_longer_needed_leaves_nothing_in_the_queue(busy: int) -> None:
+    """A connection's next request is queued for the handler that has just handled the one before."""
+    clock = Clock()
+    channel = RequestChannel(100, 1_000, clock)
+    handled: list[int] = []
+
+    class Pipelining(Source):
+        def handled(self, *, wake: bool) -> None:
+            handled.append(1)
+            if len(handled) < 200:
+                channel.offer(request(1, source=self), wake=wake)
+
+    async def handler(_: Request) -> None:
+        await turn()
+
+    pool = RequestHandlerPool("data", 8, channel, handler, NetworkMetrics(), clock)
+    pool.start()
+    await turn()
+    for _ in range(busy):
+        channel.offer(request(1, source=Pipelining()), wake=True)
+    for size in range(7, 0, -1):
+        before = len(handled)
+        while len(handled) < before + 20:
+            await turn()
+        pool.resize(size)
+    while len(handled) < 200:
+        await turn()
+    channel.close()
+    await pool.close(1)
 
 
 @run_by(run)
