@@ -13,8 +13,8 @@ PATH = "/faults"
 CONTROLLER, ALL = "controller", "all"
 SHOWN = 50
 STATES = {"running": ("✓ running", "alive"), "paused": ("? paused", "silent"), "gone": ("✗ not running", "dead")}
-ONE_OF_MANY = "The commands for one process, as on the command line: "
-OF_BROKERS = "Brokers of `minibroker up --allow-faults` can have faults of their disk, network and clock: "
+ONE_OF_MANY = "Commands for one process, as on the command line"
+OF_BROKERS = "Faults of the disk, network and clock of brokers of `minibroker up --allow-faults`"
 
 
 def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Applied], token: str) -> Sections:
@@ -57,7 +57,7 @@ def _process_form(token: str) -> Markup:
     return element(
         "form",
         _hidden(token),
-        element("p", ONE_OF_MANY, _commands(PROCESS_COMMANDS), class_="legend"),
+        _legend(ONE_OF_MANY, PROCESS_COMMANDS),
         _word("Who", "who", "leader:orders-0", required=True),
         element("datalist", [element("option", value=each) for each in _EXAMPLES], id="whos"),
         _buttons(PROCESS_COMMANDS, ""),
@@ -73,11 +73,14 @@ def _injected_form(token: str) -> Markup:
     return element(
         "form",
         _hidden(token),
-        element("p", in_words(OF_BROKERS), _commands(does), class_="legend"),
+        _legend(OF_BROKERS, does),
         _word("Who", "who", "leader:orders-0", required=True),
         _word("Time", "time", "200ms", required=False),
         _word("Other", "other", "zookeeper", required=False),
-        _buttons(INJECTED, ""),
+        [
+            element("button", f"{name} {each.needs}".rstrip(), name="action", value=name)
+            for name, each in INJECTED.items()
+        ],
         method="post",
         action=PATH,
         aria_label="Disk, network and clock of a broker",
@@ -93,9 +96,9 @@ def _word(label: str, name: str, example: str, *, required: bool) -> Markup:
 _EXAMPLES = ("leader:orders-0", "follower:orders-0", "coordinator:billing", "transactions:shop-1", CONTROLLER, ALL)
 
 
-def _commands(does: Mapping[str, str]) -> Content:
-    described = [[element("code", action), f" {what}"] for action, what in does.items()]
-    return [[", " if at else "", each] for at, each in enumerate(described)]
+def _legend(title: str, does: Mapping[str, str]) -> Markup:
+    items = [element("li", element("code", action), f": {what}") for action, what in does.items()]
+    return element("details", element("summary", in_words(title)), element("ul", items), class_="legend")
 
 
 def _row(

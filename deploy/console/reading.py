@@ -407,9 +407,15 @@ def _led_by_others(topics: Mapping[str, TopicDescription], silent: Collection[in
 def follower_lag(
     partitions: Iterable[PartitionDescription], behind: Mapping[int, Mapping[TopicPartition, int]]
 ) -> int | None:
-    """Return the sum; None if a broker that has replicas did not answer."""
-    if not {broker_id for each in partitions for broker_id in each.replicas} <= behind.keys():
+    """Return the sum; None if a broker that has replicas did not answer, or does not know how far it is behind: a
+    follower that is cut off from its leader compares itself with what it heard last."""
+    known = list(partitions)
+    if not {broker_id for each in known for broker_id in each.replicas} <= behind.keys():
         return None
+    for broker_id, lags in behind.items():
+        out_of_sync = sum(broker_id in each.replicas and broker_id not in each.isr for each in known)
+        if out_of_sync > sum(lag > 0 for lag in lags.values()):
+            return None
     return sum(max(0, lag) for lags in behind.values() for lag in lags.values())
 
 

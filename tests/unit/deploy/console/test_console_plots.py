@@ -95,10 +95,11 @@ def test_what_is_unknown_is_a_gap_and_not_zero() -> None:
     assert "polyline" not in html
 
 
-def test_the_lag_of_a_dead_follower_and_of_a_group_without_a_commit_is_unknown() -> None:
+def test_the_lag_of_a_dead_or_cut_off_follower_and_of_a_group_without_a_commit_is_unknown() -> None:
     partition = PartitionDescription(0, 1, 3, (1, 2), (1,), ())
     assert follower_lag([partition], {1: {ORDERS: 0}, 2: {ORDERS: 5}}) == 5
     assert follower_lag([partition], {1: {ORDERS: 0}}) is None
+    assert follower_lag([partition], {1: {ORDERS: 0}, 2: {ORDERS: 0}}) is None, "it is cut off from its leader"
     deleted = TopicPartition("deleted", 0)
     committed = {ORDERS: OffsetAndMetadata(3, None, ""), deleted: OffsetAndMetadata(1, None, "")}
     groups = {"billing": committed, "unread": None, "none": {}}

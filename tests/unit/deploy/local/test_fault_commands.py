@@ -90,7 +90,7 @@ def test_each_fault_knows_the_sentence_of_scenarios_that_does_the_same(
     ("words", "said"),
     [
         (["slow-disk", "1", "-5ms"], "No such option: -5, and no argument may be negative: see `minibroker fault slow"),
-        (["slow-disk", "1", "5"], "TIME is '5': a time is a number with ms, s or min"),
+        (["slow-disk", "1", "5"], "TIME is '5': a time is a number with ms, s, min or h"),
         (["move-clock", "1", "0s"], "TIME is '0s', so no clock would move"),
     ],
 )

@@ -77,7 +77,7 @@ def test_lines_are_found_beside_texts_of_several_lines() -> None:
 @pytest.mark.parametrize(
     ("old", "new", "line", "says"),
     [
-        ('at = "1 s"\ndo', 'at = "1 sec"\ndo', 15, 'at = "1 sec": a time is a number with ms, s or min'),
+        ('at = "1 s"\ndo', 'at = "1 sec"\ndo', 15, 'at = "1 sec": a time is a number with ms, s, min or h'),
         ("leader:orders-0", "leader:orders", 16, "leader:TOPIC-PARTITION is expected"),
         ("kill leader", "shoot leader", 16, "this is not an action; write kill WHO | stop WHO"),
         ("kill leader:orders-0", "kill -9 1", 16, "this is not an action; write kill WHO"),
@@ -177,7 +177,14 @@ def test_a_scenario_in_which_no_step_does_anything_is_known() -> None:
 
 
 def test_times_have_units() -> None:
-    assert [parse_time(text) for text in ("500 ms", "2s", "1.5 s", "3 min")] == [0.5, 2.0, 1.5, 180.0]
+    assert [parse_time(text) for text in ("500 ms", "2s", "1.5 s", "3 min", "5m", "1h")] == [
+        0.5,
+        2.0,
+        1.5,
+        180.0,
+        300.0,
+        3_600.0,
+    ]
     with pytest.raises(ValueError, match="a time is a number"):
         parse_time("2")
 
