@@ -243,7 +243,7 @@ def test_a_full_disk_is_named_with_the_fault_and_the_remedies(tmp_path: Path) ->
             overview, faults = console.news("/events"), console.news("/events/faults")
             overview.until("brokers", "✓ alive")
             shell("fault", "fill-disk", "2")
-            faults.until("members", "minibroker heal 2")
+            faults.until("members", "is full", 'value="heal"')
             overview.until("problems", "Injected faults", "minibroker heal 2")
             with suppress(AssertionError):  # the producer may outlast the broker
                 shell.ok("produce", "orders", stdin=(b"x" * 1_000 + b"\n") * 100)
