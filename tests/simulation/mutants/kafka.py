@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 import msgspec
@@ -117,9 +118,9 @@ def rests_are_overtaken(patches: Patches) -> None:
     "a broker that cannot reach a leader hides it from Kafka's clients for as long as that lasts",
 )
 def lost_leaders_stay_lost(patches: Patches) -> None:
-    @patches.instead_of(ReplicaFetcher, "is_lost")
-    def is_lost(original: Any, self: Any) -> bool:
-        return self._broke_s is not None
+    @patches.instead_of(ReplicaFetcher, "lost_until_s")
+    def lost_until_s(original: Any, self: Any) -> float:
+        return -math.inf if self._broke_s is None else math.inf
 
 
 @mutant(

@@ -12,6 +12,7 @@ from minibroker.broker.replication import isr_writer
 from minibroker.broker.replication.delayed import DelayedFetch
 from minibroker.broker.replication.following import copying
 from minibroker.broker.replication.following.fetcher import ReplicaFetcher
+from minibroker.broker.replication.following.silences import Silences
 from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.lifecycle import ReplicaLifecycle
@@ -377,3 +378,13 @@ def silence_is_not_noticed(patches: Patches) -> None:
     @patches.instead_of(keepalive, "keep_alive")
     def keep_alive(original: Any, *rest: Any) -> None:
         """Do nothing."""
+
+
+# --- Silent brokers ------------------------------------------------------------------------------------------------
+
+
+@mutant("false stories", "nobody records that a broker was silent, so a failover begins when it was noticed")
+def silences_are_not_recorded(patches: Patches) -> None:
+    @patches.instead_of(Silences, "silent_s")
+    def silent_s(original: Any, self: Silences, broker_id: int, expected_since_s: float) -> None:
+        """Return None."""
