@@ -15,6 +15,7 @@ import os
 import shutil
 import signal
 import time
+import weakref
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
@@ -92,6 +93,9 @@ class LocalCluster:
 
     def __init__(self, directory: Path) -> None:
         self.directory = directory.absolute()
+        self._ports = ports.PortLeases()
+        """Of the cluster that `up` has started, also while one of its processes is dead: it needs its port again."""
+        weakref.finalize(self, self._ports.release)
 
     # -- looking --
 
@@ -229,7 +233,9 @@ class LocalCluster:
         options = plan.Options(brokers, base_port, zookeeper_connect, settings, log_dirs, secure, allow_faults)
         with self._owned() as before:
             with_replicas = data_directory.brokers_with_replicas(self.directory)
-            planned = plan.planned(self.directory, before, options, with_replicas, ports.choose_port)
+            self._ports.release()
+            planned = plan.planned(self.directory, before, options, with_replicas, self._ports.choose)
+            self._ports.keep([entry.port for entry in planned.brokers])
             return self._launch(planned, before)
 
     def launch(self, planned: ClusterFile) -> ClusterFile:
@@ -334,6 +340,7 @@ class LocalCluster:
         ended = self._end_all(self.file(), kill=kill, timeout_s=timeout_s)
         with cluster_file.locked(self.directory):
             self._write_that_it_is_down()
+        self._ports.release()
         return ended
 
     def delete_data(self) -> None:
@@ -373,9 +380,10 @@ class LocalCluster:
                     f"the cluster in {self.directory} is down: start it with `minibroker up --brokers {count}`"
                 )
             self._check_zookeeper(before)
-            grown = plan.grown(before, count, ports.choose_port)
+            grown = plan.grown(before, count, self._ports.choose)
             known = {entry.id for entry in before.brokers}
             added = [entry for entry in grown.brokers if entry.id not in known]
+            self._ports.keep([entry.port for entry in added])
             plan.check_ports(added, ports.is_free)
             starting: list[StartingBroker] = []
             try:

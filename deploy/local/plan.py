@@ -34,7 +34,7 @@ ZOOKEEPER_PROTECTION: Final = {
 """The settings that keep strangers from changing nodes, without the file's name."""
 
 ChoosePort = Callable[[int | None, Collection[int]], int]
-"""`ports.choose_port`: the preferred port if it is free, else another one that is not in the collection."""
+"""`PortLeases.choose`: the preferred port if it is free, else another one that is not in the collection."""
 
 
 class Options(NamedTuple):

@@ -81,11 +81,36 @@ def free_ports(count: int, avoid: Collection[int] = ()) -> list[int]:
     return lease.ports
 
 
-def choose_port(preferred: int | None, avoid: Collection[int]) -> int:
-    """Return `preferred` if it is free and no source port, else a free port that is not in `avoid`."""
-    if preferred is not None and preferred < lowest_source_port() and is_free(preferred):
-        return preferred
-    return free_ports(1, avoid)[0]
+class PortLeases:
+    """The ports that a launcher takes one by one, leased until `release`."""
+
+    def __init__(self) -> None:
+        self._leases: list[PortLease] = []
+
+    def choose(self, preferred: int | None, avoid: Collection[int]) -> int:
+        """Lease and return `preferred` if it is free, leased by nobody and no source port, else a free port that is not
+        in `avoid`. Raises LaunchError if there is none."""
+        if preferred is None or not (preferred < lowest_source_port() and self._lease(preferred)):
+            self._leases.append(lease_ports(1, avoid))
+        (port,) = self._leases[-1].ports
+        return port
+
+    def keep(self, given: Collection[int]) -> None:
+        """Lease ports that the user chose, as far as nobody else has leased them."""
+        for port in given:
+            self._lease(port)
+
+    def release(self) -> None:
+        while self._leases:
+            self._leases.pop().release()
+
+    def _lease(self, port: int) -> bool:
+        lease = PortLease([port], [])
+        if _lease(port, lease._sockets) and is_free(port):
+            self._leases.append(lease)
+            return True
+        lease.release()
+        return False
 
 
 def lowest_source_port() -> int:

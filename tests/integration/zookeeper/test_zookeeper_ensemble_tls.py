@@ -46,7 +46,7 @@ async def test_a_session_outlives_a_server_that_hangs_and_the_leader_and_ends_wi
     ensemble.pause(hanging)
     await states.until(lambda seen: seen[-1:] == [SessionState.CONNECTED])
     assert states.seen == [SessionState.SUSPENDED, SessionState.CONNECTED]
-    ensemble.resume(hanging)
+    await asyncio.to_thread(ensemble.resume, hanging)
 
     leader = await asyncio.to_thread(ensemble.leader)
     await asyncio.to_thread(ensemble.kill, leader)
@@ -93,7 +93,7 @@ def test_no_record_is_lost_when_a_server_hangs_and_the_ensembles_leader_dies_und
                 ensemble.pause((leader + 1) % 3)
                 await admin.create_topic("meanwhile", partitions=3, replication_factor=3)
                 await trial.wait_for_acknowledgements(ACKNOWLEDGED, DEADLINE_S)
-                ensemble.resume((leader + 1) % 3)
+                await asyncio.to_thread(ensemble.resume, (leader + 1) % 3)
                 await asyncio.to_thread(lambda: ensemble.kill(ensemble.leader()))
                 await trial.wait_for_acknowledgements(ACKNOWLEDGED, DEADLINE_S)
                 await admin.create_topic("later", partitions=3, replication_factor=3)

@@ -109,7 +109,12 @@ class ZooKeeperEnsemble:
         send_signal(self._processes[server], signal.SIGSTOP)
 
     def resume(self, server: int) -> None:
+        """Return once it follows. A leader that was deposed meanwhile leads for a moment more, and its clock says that
+        all sessions have expired: a client that meets it just then is told so."""
         send_signal(self._processes[server], signal.SIGCONT)
+        assert wait_until(lambda: "Mode: follower" in self._ask(server), 30), (
+            f"ZooKeeper server {server} does not follow"
+        )
 
     def kill(self, server: int) -> None:
         process = self._processes.pop(server)

@@ -7,7 +7,7 @@ from collections.abc import Collection
 
 from minibroker.deploy.local.cluster_file import BrokerEntry
 from minibroker.deploy.local.plan import ChoosePort, metrics_ports
-from minibroker.deploy.local.ports import LOOPBACK, choose_port, free_ports, lowest_source_port
+from minibroker.deploy.local.ports import LOOPBACK, PortLeases, free_ports, lowest_source_port
 
 ANOTHER = 20_000
 
@@ -37,7 +37,16 @@ def test_new_metrics_ports_are_1000_above_the_brokers_unless_one_is_taken() -> N
 
 def test_a_port_is_chosen_if_it_is_free_and_the_kernel_does_not_give_it_away() -> None:
     [free] = free_ports(1)
-    assert choose_port(free, ()) == free
+    ours, others = PortLeases(), PortLeases()
+    assert ours.choose(free, ()) == free
+    assert others.choose(free, ()) != free, "leased while nothing listens"
+    ours.release()
     with socket.create_server((LOOPBACK, free)):
-        assert choose_port(free, [free]) != free
-    assert choose_port(lowest_source_port(), ()) < lowest_source_port()
+        assert ours.choose(free, [free]) != free
+    assert ours.choose(lowest_source_port(), ()) < lowest_source_port()
+    ours.keep([free, free])
+    assert others.choose(free, ()) != free
+    for each in (ours, others):
+        each.release()
+    assert others.choose(free, ()) == free
+    others.release()
