@@ -109,12 +109,13 @@ class AdminRequests:
     # -- any broker, or a certain one --
 
     async def metadata(self, topics: list[str] | None) -> m.MetadataResponse:
-        """Return the metadata of these topics, or of all (None), from any broker. Ask again if the broker does not know
-        all topics, or all partitions of one, yet."""
+        """Return the metadata of these topics, or of all (None), from the controller, or from another broker if the
+        controller cannot be reached. Ask again if the broker does not know all topics, or all partitions of one,
+        yet."""
         retries = self.retries()
         while True:
-            response = await self.runtime.metadata.request_any(
-                METADATA, m.MetadataRequest(topics), timeout_s=retries.remaining_s
+            response = await self.runtime.metadata.from_controller(
+                m.MetadataRequest(topics), timeout_s=retries.remaining_s
             )
             is_partial = not response.brokers or any(
                 t.error_code == ErrorCode.LEADER_NOT_AVAILABLE and not t.partitions for t in response.topics

@@ -14,7 +14,8 @@ with news restarts that time, so that two failovers in a row do not count as one
 which had grown to half a second by the time most elections end.
 
 Refreshes go to the broker with the fewest requests in flight among those that answered last time, and to the bootstrap
-addresses when no broker answers.
+addresses when no broker answers. A broker that has not heard of a later controller does not replace that controller in
+the view, since the epochs of controllers tell which one is the later.
 """
 
 from __future__ import annotations
@@ -23,6 +24,8 @@ import asyncio
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import NamedTuple, TypeVar
+
+from msgspec.structs import replace
 
 from minibroker.client.cluster.connections import Connections, Purpose
 from minibroker.client.cluster.retries import exponential_backoff_s
@@ -59,6 +62,9 @@ UNKNOWN_FOR_S = 1.0
 FAILOVER_S = 0.3
 """After a connection broke, refreshes go on for this long while the broker at its other end is named as a leader, or
 none is."""
+CONTROLLER_KNOWN_FOR_S = 1.0
+"""A client that prefers the controller's answers asks any broker this often whether there is a later controller: a
+deposed one that is cut off does not know."""
 CALM_S = 1.0
 """A refresh is considered a success if no other one is requested within this time."""
 
@@ -140,6 +146,8 @@ def merged(cluster: Cluster, response: m.MetadataResponse) -> Cluster:
     cluster_id = response.cluster_id or cluster.cluster_id
     most_brokers = max(cluster.most_brokers, len(brokers))
     controller = response.controller_id, response.controller_epoch
+    if response.controller_epoch < cluster.controller_epoch:
+        controller = cluster.controller_id, cluster.controller_epoch
     return Cluster(cluster_id, *controller, brokers or cluster.brokers, topics, errors, most_brokers)
 
 
@@ -276,6 +284,8 @@ class Metadata:
         self._is_urgent = False
         """A topic was added that no refresh has asked for, so the next refresh needs no pause."""
         self._refreshed = Pulse()
+        self._finished_at = self._clock.monotonic()
+        """The time of the last refresh."""
         self._failed_rounds = 0
         """The number of rounds in a row in which no broker answered."""
         self._failed_at: dict[Address, float] = {}
@@ -369,6 +379,27 @@ class Metadata:
         self._is_requested = True
         self._waker.wake()
 
+    async def from_controller(self, body: m.MetadataRequest, *, timeout_s: float) -> m.MetadataResponse:
+        """Return the answer of the controller, or of another broker if the controller cannot be reached or is not
+        known. Raises as `request_any` does.
+
+        The controller knows of each change first. A broker that is cut off from it answers with an outdated state until
+        one of the two is replaced."""
+        deadline = self._clock.monotonic() + timeout_s
+        if self._clock.monotonic() > self._finished_at + CONTROLLER_KNOWN_FOR_S:
+            self.request_refresh()
+        while True:
+            epoch = self.cluster.controller_epoch
+            response = await self.request_any(
+                METADATA,
+                body,
+                timeout_s=max(0.0, deadline - self._clock.monotonic()),
+                first=self.address(self.cluster.controller_id),
+            )
+            self._learn(replace(response, topics=[]))
+            if self.cluster.controller_epoch <= epoch:
+                return response
+
     async def refreshed(self) -> None:
         """Request a refresh, and wait until one has ended, successful or not."""
         self.request_refresh()
@@ -437,7 +468,7 @@ class Metadata:
 
     async def run(self) -> None:
         """Refresh on request, and when the view has become old. This is the task."""
-        trouble_began = finished = self._clock.monotonic()
+        trouble_began = finished = self._finished_at = self._clock.monotonic()
         pause_s = 0.0
         while True:
             while not self._is_requested:
@@ -461,7 +492,7 @@ class Metadata:
                 self.last_error = error
             except BrokerError as error:
                 self.last_error = NetworkError(f"asking for metadata: {error}")
-            finished = self._clock.monotonic()
+            finished = self._finished_at = self._clock.monotonic()
             if self.cluster != before:
                 trouble_began = finished
             if self.last_error is None:
@@ -505,16 +536,18 @@ class Metadata:
         *,
         timeout_s: float | None = None,
         silence_timeout_s: float | None = None,
+        first: Address | None = None,
     ) -> Response:
-        """Return the answer of the first broker that answers. All are asked in rounds until `timeout_s` has passed;
-        None: one round. After an attempt without any answer, `silence_timeout_s` applies instead. Raises NetworkError
-        naming every address and its error, and BrokerError if a broker rejected the request."""
+        """Return the answer of the first broker that answers; `first` is asked first unless it has just failed. All are
+        asked in rounds until `timeout_s` has passed; None: one round. After an attempt without any answer,
+        `silence_timeout_s` applies instead. Raises NetworkError naming every address and its error, and BrokerError if
+        a broker rejected the request."""
         began = self._clock.monotonic()
         deadline = None if timeout_s is None else began + timeout_s
         stalls: Stalls[str] = Stalls(self._connections.client_id)
         failures: dict[Address, Exception] = {}
         while True:
-            candidates = self._candidates()
+            candidates = self._candidates(first)
             timeout_of_one_s = min(
                 self._request_timeout_s, FIRST_ATTEMPT_TIMEOUT_S * 2.0 ** min(self._failed_rounds, 10)
             )
@@ -567,9 +600,9 @@ class Metadata:
         """Return all known addresses, the bootstrap addresses first."""
         return list(dict.fromkeys((*self._bootstrap, *self.cluster.brokers.values())))
 
-    def _candidates(self) -> list[Address]:
-        """Return the brokers to ask, in order: first those that answered last time and have few requests in flight; the
-        bootstrap addresses last."""
+    def _candidates(self, first: Address | None) -> list[Address]:
+        """Return the brokers to ask, in order: `first` unless it did not answer last time, then those that answered
+        last time and have few requests in flight; the bootstrap addresses last."""
 
         forgiven_s = self._clock.monotonic() - FORGIVEN_S
 
@@ -580,4 +613,5 @@ class Metadata:
             dict.fromkeys(self.cluster.brokers.values()),
             key=lambda address: (failed_at(address), self._connections.in_flight(address), self._random.random()),
         )
-        return list(dict.fromkeys((*brokers, *sorted(self._bootstrap, key=failed_at))))
+        preferred = [first] if first in brokers and failed_at(first) == forgiven_s else []
+        return list(dict.fromkeys((*preferred, *brokers, *sorted(self._bootstrap, key=failed_at))))
