@@ -5,7 +5,8 @@ a crash; a broker that starts restores the last entries into its buffer. An entr
 sentences, readable for programs and for people with `grep`. Three lists hold objects, from which `minibroker timeline`
 tells the story of a failover: the states that were written (`states`), those that leaders have written (`adopted`), and
 the requests that were queued (`sent`). Lists have a maximum length, since taking office over ten thousand partitions is
-a single event.
+a single event. Entries have the time of the machine (`observed_ms`) and not that of a clock that a fault has moved, so
+that those of several brokers can be told as one story.
 """
 
 from __future__ import annotations
@@ -97,7 +98,7 @@ class Timeline:
 
     def _new(self, name: str, cause: str, epoch: int) -> Entry:
         return {
-            "time_ms": self._clock.wall_ms(),
+            "time_ms": self._clock.observed_ms(),
             "controller": self._controller_id,
             "epoch": epoch,
             "event": name,

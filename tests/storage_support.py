@@ -53,6 +53,9 @@ class Clock:
     def wall_ms(self) -> int:
         return self.now_ms
 
+    def observed_ms(self) -> int:
+        return self.wall_ms()
+
 
 class InlineExecutor:
     """Runs the function at once. `before` runs first, in place of the event loop's work while a thread is busy."""

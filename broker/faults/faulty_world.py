@@ -27,6 +27,9 @@ class FaultyClock:
     def wall_ms(self) -> int:
         return self._clock.wall_ms() + self._faults().clock_offset_ms
 
+    def observed_ms(self) -> int:
+        return self._clock.wall_ms()
+
 
 class FaultyWorld:
     """See `minibroker.protocol.world.World`. The faults hold from the beginning."""

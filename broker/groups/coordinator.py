@@ -372,7 +372,7 @@ class GroupCoordinator(TermListener[GroupTerm]):
 
     def _remember(self, group: Group, reason: str) -> None:
         """Keep the reason for DescribeGroups, if there is memory for it."""
-        after = begun(group.rebalances, self._clock.wall_ms(), self._terms.now_s, group.generation_id, reason)
+        after = begun(group.rebalances, self._clock.observed_ms(), self._terms.now_s, group.generation_id, reason)
         group.rebalances = after if self.room.add(after[-1].kept_bytes) else ()
 
     def _wait_for_more(self, term: GroupTerm, group: Group, delay_ms: int, left_ms: int) -> None:

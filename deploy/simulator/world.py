@@ -99,7 +99,10 @@ class Host:
         self._processes: list[Process] = []
 
     def wall_ms(self) -> int:
-        return WALL_CLOCK_START_MS + int(self.simulation.loop.now_s * 1000) + self.clock_offset_ms
+        return self.observed_ms() + self.clock_offset_ms
+
+    def observed_ms(self) -> int:
+        return WALL_CLOCK_START_MS + int(self.simulation.loop.now_s * 1000)
 
     def start_process(self) -> VirtualWorld:
         """Start a process, and return its World. The process is named after its host and the number of the start, as in
@@ -179,6 +182,9 @@ class VirtualClock:
 
     def wall_ms(self) -> int:
         return self._host.wall_ms()
+
+    def observed_ms(self) -> int:
+        return self._host.observed_ms()
 
 
 class VirtualExecutor:

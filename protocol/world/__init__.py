@@ -34,6 +34,12 @@ class Clock(Protocol):
         """Return milliseconds since 1970; they may jump. For timestamps in records and znodes, never for deadlines."""
         ...
 
+    def observed_ms(self) -> int:
+        """Return milliseconds since 1970 by the machine's clock, as somebody sees it who looks at the cluster from
+        there. A clock that a fault has moved changes `wall_ms` alone. For events whose times are compared between
+        brokers."""
+        ...
+
 
 # --- Network -------------------------------------------------------------------------------------------------
 

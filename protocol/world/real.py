@@ -51,6 +51,9 @@ class RealClock:
     def wall_ms(self) -> int:
         return time.time_ns() // 1_000_000
 
+    def observed_ms(self) -> int:
+        return self.wall_ms()
+
 
 # --- Network -------------------------------------------------------------------------------------------------
 

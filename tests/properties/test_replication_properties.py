@@ -51,6 +51,9 @@ class FakeClock:
     def wall_ms(self) -> int:
         return int(self.now_s * 1_000)
 
+    def observed_ms(self) -> int:
+        return self.wall_ms()
+
 
 class Pending(NamedTuple):
     """A produce that waits for its acknowledgement."""

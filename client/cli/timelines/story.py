@@ -3,8 +3,9 @@ Pure.
 
 It begins with the first sign (a lost connection, a resignation, the last that another broker heard from one that
 hangs), continues with the change of controller or the loss of a broker, the elections that follow and their writes, and
-ends when the last resulting order was answered. Times are relative to the beginning, by the clocks of the brokers that
-recorded them.
+ends when the last resulting order was answered. Times are relative to the beginning, by the clocks of the machines
+that recorded them (`Clock.observed_ms`): an injected move of a broker's clock does not move its entries. Rejected:
+guessing each broker's offset from entries of others, since a step that only one broker records has no other time.
 """
 
 from __future__ import annotations

@@ -12,7 +12,7 @@ from bisect import bisect_left
 from collections import deque
 from collections.abc import Callable
 from types import TracebackType
-from typing import Any, NamedTuple, cast
+from typing import Any, NamedTuple, Self, cast
 
 from minibroker.broker.storage.producer_state import EndedTransaction, ProducerState
 from minibroker.broker.transactions.transaction import ProducerIdAndEpoch
@@ -228,7 +228,7 @@ class ScriptedCluster:
             lambda node_id: self.nodes[node_id].port, lambda partition: self.log(*partition), self.groups
         )
 
-    async def __aenter__(self) -> ScriptedCluster:
+    async def __aenter__(self) -> Self:
         for node in self.nodes.values():
             await node.start()
         return self

@@ -10,7 +10,7 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, TimelineRead
-from minibroker.client.cli.timelines.story import Story, last_failover
+from minibroker.client.cli.timelines.story import Story, failovers, last_failover
 from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from minibroker.deploy.simulator.loop import on_virtual_loop
 from minibroker.deploy.simulator.world import Simulation
@@ -220,6 +220,27 @@ async def test_a_hanging_broker_is_named_each_time_and_delays_no_reader_for_long
         assert dict((await reader.read()).errors) == {}
 
     await as_admin(cluster, read)
+
+
+@run_by(on_virtual_loop, seed=3)
+async def test_a_moved_clock_neither_moves_a_failover_nor_merges_it_with_another() -> None:
+    cluster = await _start_cluster()
+    clock = cluster.client("clock").clock
+    began_ms = []
+    for moved_by_s in (300, -300):
+        [controller] = cluster.active_controllers()
+        for broker_id in cluster.broker_ids:
+            if broker_id != controller:
+                cluster.simulation.host(host_name(broker_id)).clock_offset_ms += moved_by_s * 1_000
+        began_ms.append(clock.observed_ms())
+        cluster.kill_broker(controller)
+        await _all_led_without(cluster, controller)
+        await cluster.start_broker(controller)
+        await cluster.until(lambda: all(len(cluster.state(p).isr) == 3 for p in PARTITIONS))
+        await asyncio.sleep(60)
+    told = failovers((await _read(cluster)).entries)
+    assert [story.began_ms for story in told] == [pytest.approx(each, abs=1_000) for each in began_ms]
+    assert all(story.led_ms is not None and story.led_ms < 1_000 for story in told)
 
 
 @run_by(on_virtual_loop, seed=8)
