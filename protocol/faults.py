@@ -6,7 +6,7 @@ FILE` obeys it. Both know only this module.
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
 
 import msgspec
 
@@ -179,6 +179,13 @@ def has_any(faults: Faults) -> bool:
 
 def has_failed_disk(faults: Faults) -> bool:
     return any(disk.is_full or disk.is_broken for disk in faults.disks.values())
+
+
+def are_cut_apart(faults: Mapping[int, Faults], opener: int, other: int) -> bool:
+    """Return whether broker `opener` cannot use connections that it opens to the other one, by the faults of each."""
+    of_opener, of_other = faults.get(opener, Faults()), faults.get(other, Faults())
+    link = of_opener.links.get(other, Link())
+    return of_opener.is_isolated or of_other.is_isolated or link.loses_sent or link.loses_received
 
 
 def described(faults: Faults) -> list[str]:

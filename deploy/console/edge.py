@@ -34,6 +34,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from minibroker.client.cli.timelines.story import Story, failovers
+from minibroker.client.cli.timelines.words import time_of_day
 from minibroker.deploy.console import fault_page, pages, plots, producers, record_page
 from minibroker.deploy.console.connections import BoundedProtocol
 from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
@@ -149,7 +150,7 @@ class View(Generic[T]):
     """A page: what it reads, and what it shows of that."""
 
     readings: Readings[Query, T]
-    sections: Callable[[T | None, Query], Sections]
+    sections: Callable[[Reading[T], Query], Sections]
     selection: Callable[[Query], Query]
     """What of the query decides what is read."""
     form: Callable[[T | None, Query], Markup] | None = None
@@ -190,11 +191,13 @@ class Console:
 
             return Shared(read, EVERY_S, pace=pace)
 
-        def overview(state: ClusterState | None, query: Query) -> Sections:
+        def overview(reading: Reading[ClusterState], query: Query) -> Sections:
             found, error = (None, None) if known is None else (known.value, known.error)
             is_checking = known is not None and not known.is_known
             problems = pages.problem_section(found, error, is_checking)
-            return problems | pages.overview_sections(state, query, found, is_checking)
+            is_lost = reading.error is not None and not reader.silent
+            as_of_ms = reading.read_at_ms if is_lost else None
+            return problems | pages.overview_sections(reading.value, query, found, is_checking, as_of_ms)
 
         def of_timeline(_: Query) -> Shared[Timeline]:
             return Shared(reader.timeline, EVERY_S, reader.timeline_in_files, pace)
@@ -225,23 +228,23 @@ class Console:
             ),
             "/failovers": View(
                 timelines,
-                self._failover_sections,
+                lambda reading, query: self._failover_sections(reading.value, query),
                 lambda _: Query(),
                 lambda timeline, query: topic_form("/failovers", query, topics_of_timeline(timeline)),
                 lambda: 0 if faults is None else faults.version,
             ),
             "/groups": View(
                 Readings(of_groups),
-                lambda groups, query: pages.group_sections(groups, query, sampler.lags.of, time.time()),
+                lambda reading, query: pages.group_sections(reading.value, query, sampler.lags.of, time.time()),
                 lambda query: Query(group=query.group, page=query.page),
                 version=lambda: sampler.lags.version,
             ),
         }
         self._views[plots.PATH] = View(
             timelines,
-            lambda timeline, _: (
+            lambda reading, _: (
                 plots.metric_sections(
-                    sampler.samples, None if timeline is None else self._told(timeline, ""), time.time()
+                    sampler.samples, None if reading.value is None else self._told(reading.value, ""), time.time()
                 )
                 | producers.producer_sections(sampler.rates, sampler.topics)
             ),
@@ -250,13 +253,13 @@ class Console:
         )
         self._views[record_page.RECORDS] = View(
             Readings(of_records),
-            record_page.record_sections,
+            lambda reading, query: record_page.record_sections(reading.value, query),
             lambda query: query._replace(form=AUTO),
             lambda records, query: record_page.record_form(() if records is None else records.topics, query),
         )
         self._views[record_page.SETTINGS] = View(
             Readings(of_settings),
-            record_page.settings_sections,
+            lambda reading, query: record_page.settings_sections(reading.value, query),
             lambda query: Query(topic=query.topic, broker=query.broker),
             lambda settings, query: record_page.settings_form(() if settings is None else settings.topics, query),
         )
@@ -267,7 +270,7 @@ class Console:
 
             self._views[fault_page.PATH] = View(
                 Readings(of_members),
-                lambda members, _: fault_page.fault_sections(members, faults.applied, faults.token),
+                lambda reading, _: fault_page.fault_sections(reading.value, faults.applied, faults.token),
                 lambda _: Query(),
                 lambda _, __: fault_page.who_forms(faults.token),
                 lambda: faults.version,
@@ -364,8 +367,9 @@ class Console:
         version = self._views[path].version(), silent
         last, last_version, sections = self._rendered.get((path, query), (None, (-1, ()), {}))
         if last is None or (last_version, last.error) != (version, reading.error) or last.value is not reading.value:
-            sections = {"notice": notice(reading.error, reading.value is not None, silent)}
-            sections |= self._views[path].sections(reading.value, query)
+            read_at = None if reading.read_at_ms is None else time_of_day(reading.read_at_ms)
+            sections = {"notice": notice(reading.error, reading.value is not None, silent, read_at)}
+            sections |= self._views[path].sections(reading, query)
             if len(self._rendered) >= MAX_RENDERED:
                 self._rendered.clear()
             self._rendered[path, query] = reading, version, sections

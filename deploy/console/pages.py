@@ -9,7 +9,7 @@ from minibroker.client.administering.groups import GroupRebalance, MemberDescrip
 from minibroker.client.administering.movements import Movement, progress
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.timelines.story import Story
-from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds
+from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds, time_of_day
 from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
 from minibroker.deploy.console.markup import Content, Markup, element, in_words
@@ -19,6 +19,7 @@ from minibroker.deploy.console.state import ClusterState, Groups, Timeline, lag_
 from minibroker.deploy.console.views import (
     GROUPS_A_PAGE,
     NO_LEADER,
+    NOT_COPYING,
     OUT_OF_SYNC,
     SILENT_LEADER,
     UNDER_MIN_ISR,
@@ -49,15 +50,24 @@ SYMBOLS = {
     "silent": "?",
     "slow": "?",
     "paused": "?",
+    "out": "✗",
     "dead": "✗",
 }
 """No state is shown by colour alone."""
-STATES = {"alive": "alive", "silent": "does not answer", "slow": "slow to answer", "paused": "paused", "dead": "dead"}
-NOTES = {state: "" if state == "alive" else f" ({words})" for state, words in STATES.items()}
+STATES = {
+    "alive": "alive",
+    "silent": "does not answer",
+    "slow": "slow to answer",
+    "paused": "paused",
+    "out": "runs, out of the cluster",
+    "dead": "dead",
+}
+NOTES = {state: "" if state == "alive" else f" ({words.removeprefix('runs, ')})" for state, words in STATES.items()}
 UNCERTAIN = ("silent", "slow", "paused")
+CLASSES = dict.fromkeys(UNCERTAIN, "silent") | {"alive": "alive", "out": "dead", "dead": "dead"}
 OVERDUE_S = 5.0
 """A session that has not ended so long after its timeout is kept alive by the heartbeats of its broker."""
-ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", OUT_OF_SYNC: "warn"}
+ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", NOT_COPYING: "warn", OUT_OF_SYNC: "warn"}
 
 
 # --- Overview --------------------------------------------------------------------------------------------------------
@@ -87,16 +97,25 @@ def _lines(texts: Sequence[str]) -> Markup:
 
 
 def overview_sections(
-    state: ClusterState | None, query: Query, health: Status | None = None, is_checking: bool = False
+    state: ClusterState | None,
+    query: Query,
+    health: Status | None = None,
+    is_checking: bool = False,
+    as_of_ms: int | None = None,
 ) -> Sections:
-    """`health`: see `views.overview`. `is_checking`: it is being found out."""
+    """`health`: see `views.overview`. `is_checking`: it is being found out. `as_of_ms`: no broker answers any more, and
+    the state is of that time."""
     if state is None:
         return {name: section(name) for name in ("summary", "brokers", "moves", "troubles", "partitions")}
-    view = overview(state, query, health)
+    view = overview(state, query, health if as_of_ms is None else None)
+    as_of = "" if as_of_ms is None else f", as of {time_of_day(as_of_ms)}"
     epoch = state.description.controller_epoch
     facts = [
         ("Controller", view.controller + ("" if epoch is None else f", epoch {epoch}")),
-        ("Brokers", f"{len(state.description.brokers)} of {len(view.brokers)} alive"),
+        (
+            "Brokers",
+            f"{len(state.description.brokers)} of {len(view.brokers)} {'alive' if not as_of else 'were alive'}",
+        ),
         ("Partitions", f"{sum(len(topic.partitions) for topic in state.topics.values()):,}"),
         ("Cluster", view.cluster_id),
     ]
@@ -104,19 +123,19 @@ def overview_sections(
         said = ", ".join(f"{count:,} {trouble}" for trouble, count in view.trouble_counts)
         rest = sum(count for _, count in view.trouble_counts) - len(view.troubles)
         troubles = [
-            element("h2", f"Partitions in trouble: {said}"),
+            element("h2", f"Partitions in trouble{as_of}: {said}"),
             _partition_table(view.troubles, view.brokers, "Partitions in trouble"),
             element("p", f"and {rest:,} more") if rest else None,
         ]
-    elif is_checking or (health is not None and health.is_any_partition_in_trouble):
+    elif as_of or is_checking or (health is not None and health.is_any_partition_in_trouble):
         troubles = []  # the two looks are seconds apart, and the problems above say what is known
     else:
         troubles = [element("p", "✓ Every partition has a leader, and all replicas are in sync.", class_="good")]
     if query.topic:
-        heading = f"Partitions of {query.topic}"
+        heading = f"Partitions of {query.topic}{as_of}"
         empty = f"There is no topic {query.topic!r}."
     else:
-        heading, empty = "All partitions", "There is no topic yet: `minibroker topics create NAME` creates one."
+        heading, empty = f"All partitions{as_of}", "There is no topic yet: `minibroker topics create NAME` creates one."
     partitions = [
         element("h2", heading),
         _internal_link(query, view.internal) if not query.topic else None,
@@ -127,21 +146,32 @@ def overview_sections(
         "summary": section(
             "summary", element("dl", [element("div", element("dt", name), element("dd", text)) for name, text in facts])
         ),
-        "brokers": section("brokers", element("h2", "Brokers"), _broker_table(view.brokers), _legend_of(view.brokers)),
+        "brokers": section(
+            "brokers",
+            element("h2", f"Brokers{as_of}"),
+            _broker_table(view.brokers, as_of_ms is None),
+            None if as_of else _legend_of(view.brokers),
+        ),
         "moves": section("moves", _move_table(view.moves)),
         "troubles": section("troubles", *troubles),
         "partitions": section("partitions", *partitions),
     }
 
 
-def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
+def _broker_table(brokers: Sequence[BrokerView], is_live: bool) -> Markup:
+    are_ill = is_live and any(broker.faults for broker in brokers)
     rows = [
         element(
             "tr",
             element("th", broker.id, scope="row"),
-            element("td", _state_words(broker), class_="silent" if broker.state in UNCERTAIN else broker.state),
+            element("td", _state_words(broker, is_live), class_=CLASSES[broker.state] if is_live else "silent"),
+            element("td", "; ".join(broker.faults) or "–", class_="reason") if are_ill else None,
             element("td", broker.address or "–"),
-            element("td", session_words(broker), class_="reason silent" if broker.state in UNCERTAIN else "reason"),
+            element(
+                "td",
+                session_words(broker) if is_live else "–",
+                class_="reason silent" if is_live and broker.state in UNCERTAIN else "reason",
+            ),
             element("td", "controller" if broker.is_controller else ""),
             number(broker.leads),
             number(broker.in_sync),
@@ -149,11 +179,14 @@ def _broker_table(brokers: Sequence[BrokerView]) -> Markup:
         )
         for broker in brokers
     ]
-    header = ("Broker", "State", "Address", "ZooKeeper session", "Office", "Leads", "In sync", "Out of sync")
+    ill = ("Injected faults",) if are_ill else ()
+    header = ("Broker", "State", *ill, "Address", "ZooKeeper session", "Office", "Leads", "In sync", "Out of sync")
     return table("Brokers", header, rows)
 
 
-def _state_words(broker: BrokerView) -> str:
+def _state_words(broker: BrokerView, is_live: bool) -> str:
+    if not is_live:
+        return f"? was {STATES[broker.state]}" if broker.state == "alive" else f"? was: {STATES[broker.state]}"
     is_out = broker.state == "paused" and not broker.address
     return f"{SYMBOLS[broker.state]} {STATES[broker.state]}{' (out of the cluster)' if is_out else ''}"
 
@@ -163,7 +196,7 @@ def session_words(broker: BrokerView) -> Content:
     if not broker.address:
         if session.answered_at_ms is None:
             return "none"
-        return f"over; last answer at {clock_time(session.answered_at_ms).partition('.')[0]} UTC"
+        return f"over; last answer at {time_of_day(session.answered_at_ms)}"
     if broker.state == "alive" or session.unanswered_for_s is None:
         return "registered" if session.timeout_s is None else f"registered, timeout {session.timeout_s:g} s"
     if session.answered_ago_s is None:
@@ -271,6 +304,8 @@ def _cell(cell: Cell) -> Markup:
     if not cell.role:
         return element("td", class_="none")
     behind = f", {cell.behind:,} behind" if cell.behind else ""
+    if cell.doubt:
+        return element("td", f"? {cell.role}, {cell.doubt}{behind}", class_="silent")
     return element("td", f"{SYMBOLS[cell.role]} {cell.role}{behind}", class_=cell.role.replace(" ", "-"))
 
 

@@ -82,14 +82,15 @@ def frame(path: str, events: str, pages: Mapping[str, str]) -> tuple[str, str]:
     return before, after
 
 
-def notice(error: str | None, has_state: bool, silent: Sequence[int] = ()) -> Markup:
+def notice(error: str | None, has_state: bool, silent: Sequence[int] = (), read_at: str | None = None) -> Markup:
     """Return the section that says that the cluster cannot be read. `silent` are the brokers that do not answer, while
-    others do."""
+    others do. `read_at` is the time of the state in words, if it was read from the brokers."""
+    of = "" if read_at is None else f", of {read_at}"
     if error is None:
         return section("notice")
     if silent:
         do = "does" if len(silent) == 1 else "do"
-        then = "The page shows the last known state until" if has_state else "There is nothing to show until"
+        then = f"The page shows the last known state{of}, until" if has_state else "There is nothing to show until"
         return section(
             "notice",
             element(
@@ -100,7 +101,7 @@ def notice(error: str | None, has_state: bool, silent: Sequence[int] = ()) -> Ma
             element("p", in_words(error)),
             role="alert",
         )
-    then = "The page shows the last known state." if has_state else "There is nothing to show yet."
+    then = f"The page shows the last known state{of}." if has_state else "There is nothing to show yet."
     return section(
         "notice",
         element("p", element("strong", "No broker answers. "), then),

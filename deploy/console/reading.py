@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
+from typing import TypedDict
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigEntry, ConfigErrors, ConfigResource
@@ -40,9 +41,12 @@ from minibroker.deploy.console.sampling import Sight
 from minibroker.deploy.console.sessions import Contacts
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, broker_ids, page_of, shown_partitions
+from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
 from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
 
 CLIENT_ID = "minibroker-console"
@@ -66,6 +70,15 @@ _GROUPS_AT_A_TIME = 16
 REASSIGNMENTS_EVERY_S = 3.0
 GROUPS_SAMPLED = 20
 """The lag of more groups is not sampled, since each costs its coordinator a write."""
+
+
+class _OfThisMachine(TypedDict, total=False):
+    """Fields of `ClusterState`."""
+
+    paused: frozenset[int]
+    running: frozenset[int]
+    faults: Mapping[int, Faults]
+
 
 Key = tuple[int, int]
 """An entry's number and time: if a broker's disk is replaced, it counts from 1 again."""
@@ -108,12 +121,12 @@ class Reader:
             await self._drop(_CLUSTER)
             raise
         ids = [broker.id for broker in description.brokers]
-        found, reassigned, paused = await asyncio.gather(
-            self._replicas(admin, ids), self._reassignments(admin, topics), asyncio.to_thread(self._paused)
+        found, reassigned, local = await asyncio.gather(
+            self._replicas(admin, ids), self._reassignments(admin, topics), asyncio.to_thread(self._of_this_machine)
         )
         behind = {broker_id: _lags(replicas) for broker_id, replicas in found.items()}
         await self._learn_timeouts(admin, self._contacts.unknown(behind))
-        state = ClusterState(description, topics, behind, {}, await _min_isr(admin, topics))
+        state = ClusterState(description, topics, behind, {}, await _min_isr(admin, topics), **local)
         now_s = time.monotonic()
         sessions = {broker_id: self._contacts.session(broker_id, now_s) for broker_id in broker_ids(state)}
         answering = [
@@ -130,12 +143,21 @@ class Reader:
             for partition, one in reassigned.items()
         }
         ends = await end_offsets(admin, topics, answering)
-        return state._replace(ends=ends, sessions=sessions, moves=moves, paused=paused)
+        return state._replace(ends=ends, sessions=sessions, moves=moves)
 
-    def _paused(self) -> frozenset[int]:
+    def _of_this_machine(self) -> _OfThisMachine:
         cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
-        brokers = () if cluster is None else cluster.brokers
-        return frozenset(each.id for each in brokers if state_of(each.process) is ProcessState.PAUSED)
+        if self._files is None or cluster is None:
+            return {}
+        states = {each.id: state_of(each.process) for each in cluster.brokers}
+        paused, running = (
+            frozenset(broker_id for broker_id, state in states.items() if state is wanted)
+            for wanted in (ProcessState.PAUSED, ProcessState.RUNNING)
+        )
+        faults: Mapping[int, Faults] = {}
+        with suppress(LaunchError):  # `minibroker status`, beside it, says that a file is damaged
+            faults = all_faults(self._files, cluster)
+        return {"paused": paused, "running": running, "faults": faults}
 
     async def _replicas(self, admin: Admin, ids: Sequence[int]) -> dict[int, Replicas]:
         """Return the replicas of the brokers that answer."""

@@ -43,6 +43,8 @@ class Reading(Generic[T]):
     """The last state that could be read. None: none yet."""
     error: str | None
     """Why the cluster could not be read this time."""
+    read_at_ms: int | None = None
+    """When the value was read from the brokers, by the wall clock. None: it was not."""
 
 
 class Pace:
@@ -109,16 +111,17 @@ class Shared(Generic[T]):
             await self._until_due()
             self._began_at_s = asyncio.get_running_loop().time()
             self._used_before_s = 0.0 if self._pace is None else self._pace.used_s()
-            value, error = self._last.value, None
+            value, error, read_at_ms = self._last.value, None, self._last.read_at_ms
             try:
                 value = await self._read()
+                read_at_ms = time.time_ns() // 1_000_000
             except TimeoutError:
                 error = NOT_IN_TIME
             except MinibrokerError as failure:
                 error = str(failure)
             if value is None:
                 value = self._instead()
-            self._last = Reading(self._last.number + 1, value, error)
+            self._last = Reading(self._last.number + 1, value, error, read_at_ms)
             self._read_at_s = asyncio.get_running_loop().time()
             return self._last
 

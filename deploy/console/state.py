@@ -11,6 +11,7 @@ from minibroker.client.administering.timeline import Entry
 from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.group_details import GroupDetails
 from minibroker.deploy.console.sessions import Session
+from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
 
 
@@ -38,6 +39,10 @@ class ClusterState(NamedTuple):
     """Reassignments in progress, as the controller listed them a few seconds ago at most."""
     paused: frozenset[int] = frozenset()
     """Brokers of this machine whose processes are paused."""
+    running: frozenset[int] = frozenset()
+    """Brokers of this machine whose processes run."""
+    faults: Mapping[int, Faults] = MappingProxyType({})
+    """The faults that brokers of this machine were ordered to have."""
 
 
 class Timeline(NamedTuple):

@@ -12,6 +12,7 @@ from minibroker.client.administering.topics import PartitionDescription, TopicDe
 from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
 from minibroker.deploy.observing.status import Status
+from minibroker.protocol import faults
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import all_of
 
@@ -45,13 +46,16 @@ class BrokerView(NamedTuple):
     """Empty: it is not alive, so nobody knows."""
     state: str
     """"alive", "silent" (registered, but it does not answer), "slow" (as silent, but `minibroker status` has its
-    answer), "paused" (its process is) or "dead"."""
+    answer), "paused" (its process is), "out" (its process runs on this machine, but it is not registered) or
+    "dead"."""
     is_controller: bool
     leads: int
     in_sync: int
     """Replicas of which it is an in-sync one."""
     out_of_sync: int
     session: Session
+    faults: tuple[str, ...] = ()
+    """Those that it was ordered to have, in words."""
 
 
 class Cell(NamedTuple):
@@ -61,6 +65,8 @@ class Cell(NamedTuple):
     """"leader", "in sync", "out of sync", or empty if the broker has no replica."""
     behind: int | None
     """Committed records that the replica lacks. None: unknown."""
+    doubt: str = ""
+    """Why a replica in sync may not copy what the leader has; empty if nothing is known."""
 
 
 class PartitionView(NamedTuple):
@@ -95,28 +101,31 @@ class Overview(NamedTuple):
 
 
 NO_LEADER, SILENT_LEADER = "no leader", "leader does not answer"
-UNDER_MIN_ISR, OUT_OF_SYNC = "under min.insync.replicas", "out of sync"
-TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, OUT_OF_SYNC)
+UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC = "under min.insync.replicas", "not copied by the whole ISR", "out of sync"
+TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC)
 """The worst first."""
+CUT_OFF, NO_ANSWER, STALLED = "cut off", "does not answer", "does not copy"
+"""Doubts about a replica in sync: a fault cuts it off from the leader; its broker does not answer; records have waited
+for it for seconds."""
 
 
 def overview(state: ClusterState, query: Query, health: Status | None = None) -> Overview:
     """`health` is what `minibroker status` has found a few seconds ago, if it is known."""
     ids = broker_ids(state)
     page, pages, selected, shown = _page_of_partitions(state, query)
-    troubled = _troubled(state)
+    troubled = _troubled(state, health)
     counts = Counter(trouble for trouble, _, _ in troubled)
     described = state.description
     return Overview(
         described.cluster_id or "",
         "none" if described.controller_id is None else f"broker {described.controller_id}",
         tuple(_brokers(state, ids, health)),
-        tuple(_partition(state, ids, *pair) for pair in shown),
+        tuple(_partition(state, health, ids, *pair) for pair in shown),
         page,
         pages,
         selected,
         sum(len(topic.partitions) for topic in state.topics.values() if topic.is_internal),
-        tuple(_partition(state, ids, topic, each) for _, topic, each in troubled[:TROUBLES_SHOWN]),
+        tuple(_partition(state, health, ids, topic, each) for _, topic, each in troubled[:TROUBLES_SHOWN]),
         tuple((trouble, counts[trouble]) for trouble in TROUBLES if counts[trouble]),
         tuple(_moves(state)),
     )
@@ -158,13 +167,15 @@ def _page_of_partitions(state: ClusterState, query: Query) -> tuple[int, int, in
     return page, pages, len(selected), shown
 
 
-def _troubled(state: ClusterState) -> list[tuple[str, TopicDescription, PartitionDescription]]:
+def _troubled(
+    state: ClusterState, health: Status | None = None
+) -> list[tuple[str, TopicDescription, PartitionDescription]]:
     """Return the partitions in trouble, the worst first and those of internal topics last."""
     found = [
         (trouble, topic, each)
         for topic in state.topics.values()
         for each in topic.partitions
-        if (trouble := _trouble(state, topic, each))
+        if (trouble := _trouble(state, health, topic, each))
     ]
     return sorted(found, key=lambda one: (TROUBLES.index(one[0]), one[1].is_internal))
 
@@ -186,7 +197,7 @@ def _state_of(state: ClusterState, broker_id: int, is_registered: bool, health: 
     if broker_id in state.paused:
         return "paused"
     if not is_registered:
-        return "dead"
+        return "out" if broker_id in state.running else "dead"
     if broker_id in state.behind:
         return "alive"
     statuses = () if health is None else health.brokers
@@ -211,14 +222,19 @@ def _brokers(state: ClusterState, ids: Sequence[int], health: Status | None) -> 
             in_sync[broker_id],
             replicas[broker_id] - in_sync[broker_id],
             state.sessions.get(broker_id, NO_SESSION),
+            tuple(faults.described(state.faults[broker_id])) if broker_id in state.faults else (),
         )
 
 
 def _partition(
-    state: ClusterState, ids: Iterable[int], topic: TopicDescription, described: PartitionDescription
+    state: ClusterState,
+    health: Status | None,
+    ids: Iterable[int],
+    topic: TopicDescription,
+    described: PartitionDescription,
 ) -> PartitionView:
     name = TopicPartition(topic.name, described.partition)
-    trouble = _trouble(state, topic, described)
+    trouble = _trouble(state, health, topic, described)
     missing = sorted(set(described.replicas) - set(described.isr))
     details = [all_of("broker", missing)] if missing else []
     move = state.moves.get(name)
@@ -226,11 +242,16 @@ def _partition(
         details = [f"{text}, being reassigned" for text in details]
     if trouble != OUT_OF_SYNC:
         details = [f"{OUT_OF_SYNC}: {text}" for text in details]
+    doubts = {broker_id: _doubt(state, health, name, described, broker_id) for broker_id in described.isr}
+    details[:0] = [f"broker {id} {_DOUBTS[doubt]}" for id, doubt in sorted(doubts.items()) if doubt in _DOUBTS]
     if trouble == UNDER_MIN_ISR:
         details.insert(0, f"{len(described.isr)} in sync, {_min_isr(state, topic, described)} required")
+    if trouble == SILENT_LEADER and (of_leader := state.faults.get(described.leader or 0)) is not None:
+        words = "; ".join(faults.described(of_leader))
+        details.insert(0, f"injected faults of broker {described.leader}: {words}")
     return PartitionView(
         name,
-        tuple(_cell(state, name, described, broker_id) for broker_id in ids),
+        tuple(_cell(state, health, name, described, broker_id) for broker_id in ids),
         state.ends.get(name),
         described.leader_epoch,
         trouble,
@@ -238,22 +259,50 @@ def _partition(
     )
 
 
-def _cell(state: ClusterState, name: TopicPartition, described: PartitionDescription, broker_id: int) -> Cell:
+def _cell(
+    state: ClusterState, health: Status | None, name: TopicPartition, described: PartitionDescription, broker_id: int
+) -> Cell:
     if broker_id not in described.replicas:
         return Cell("", None)
     behind = state.behind.get(broker_id, {}).get(name)
     if broker_id == described.leader:
         return Cell("leader", None)
-    return Cell("in sync" if broker_id in described.isr else OUT_OF_SYNC, None if behind == -1 else behind)
+    lag = None if behind == -1 else behind
+    if broker_id not in described.isr:
+        return Cell(OUT_OF_SYNC, lag)
+    return Cell("in sync", lag, _doubt(state, health, name, described, broker_id))
 
 
-def _trouble(state: ClusterState, topic: TopicDescription, described: PartitionDescription) -> str:
+_DOUBTS = {CUT_OFF: "is cut off from the leader by a fault", STALLED: "has not copied records for seconds"}
+"""Those that are troubles of a partition; a broker that does not answer is one of all its partitions."""
+
+
+def _doubt(
+    state: ClusterState, health: Status | None, name: TopicPartition, described: PartitionDescription, broker_id: int
+) -> str:
+    """Return the doubt about a replica in sync. Faults are known at once, before records wait."""
+    if described.leader is None or broker_id == described.leader:
+        return ""
+    if state.faults and faults.are_cut_apart(state.faults, broker_id, described.leader):
+        return CUT_OFF
+    if broker_id not in state.behind:
+        return NO_ANSWER
+    stalled = {} if health is None else health.stalled_partitions or {}
+    return STALLED if stalled and broker_id in stalled.get(str(name), ()) else ""
+
+
+def _trouble(
+    state: ClusterState, health: Status | None, topic: TopicDescription, described: PartitionDescription
+) -> str:
     if described.leader is None:
         return NO_LEADER
     if described.leader not in state.behind:
         return SILENT_LEADER
     if len(described.isr) < _min_isr(state, topic, described):
         return UNDER_MIN_ISR
+    name = TopicPartition(topic.name, described.partition)
+    if any(_doubt(state, health, name, described, broker_id) in _DOUBTS for broker_id in described.isr):
+        return NOT_COPYING
     return OUT_OF_SYNC if len(described.isr) < len(described.replicas) else ""
 
 

@@ -54,13 +54,17 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     leaving: bool = False
     """Whether `minibroker brokers remove` moves its replicas away."""
 
-    def problem(self, is_unknown: bool) -> str | None:
-        """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers."""
+    def problem(self, is_unknown: bool, faults: Sequence[str] = ()) -> str | None:
+        """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
+        that it was ordered to have, which are then the likely cause."""
+        heal = f"it has injected faults ({'; '.join(faults)}): `minibroker heal {self.id}`" if faults else ""
         led = f", and leads {some_of(self.unanswered_partitions)}" if self.unanswered_partitions else ""
         if not self.alive and self.leaving:
             return f"broker {self.id} is not running and leaves the cluster: `minibroker brokers remove {self.id}`"
         if not self.alive:
             why = "" if self.last_error is None else f" ({self.last_error})"
+            if heal:
+                return f"broker {self.id} is not running{why}; {heal}, then `minibroker start {self.id}`"
             return f"broker {self.id} is not running{why}: `minibroker start {self.id}`"
         if self.paused:
             return f"broker {self.id} is paused{led}: `minibroker resume {self.id}`"
@@ -68,13 +72,13 @@ class BrokerStatus(msgspec.Struct, frozen=True):
             return f"broker {self.id} is recovering ({self.recovery}): wait"
         if self.silent and self.is_elsewhere:
             return f"broker {self.id} is registered but does not answer on port {self.port}{led}: look where it runs"
-        if self.silent and not is_unknown:
-            return (
-                f"broker {self.id} runs but does not answer{led}: wait if it was just started, else see "
-                f"`minibroker logs {self.id}`"
-            )
+        if self.silent and (heal or not is_unknown):
+            out = " and is not in the cluster" if self.registered is False else ""
+            remedy = f"; {heal}" if heal else f": wait if it was just started, else see `minibroker logs {self.id}`"
+            return f"broker {self.id} runs but does not answer{led}{out}{remedy}"
         if self.registered is False:
-            return f"broker {self.id} runs but is not in the cluster: see `minibroker logs {self.id}`"
+            remedy = f"; {heal}" if heal else f": see `minibroker logs {self.id}`"
+            return f"broker {self.id} runs but is not in the cluster{remedy}"
         return None
 
 
@@ -154,23 +158,26 @@ class Status(msgspec.Struct, frozen=True):
         elif self.zookeeper and self.zookeeper.paused:
             found.append("ZooKeeper is paused: `minibroker resume zookeeper`")
         for broker in self.brokers:
-            problem = broker.problem(self.is_unknown)
+            problem = broker.problem(self.is_unknown, self.faults.get(broker.id, ()))
             if problem is not None:
                 found.append(problem)
             for path, reason in broker.offline_log_dirs.items():
+                repair = f"`minibroker heal {broker.id}`" if broker.id in self.faults else "repair the disk"
                 found.append(
-                    f"broker {broker.id} has taken its log directory {path} offline ({reason}): repair the "
-                    "disk, then restart the broker"
+                    f"broker {broker.id} has taken its log directory {path} offline ({reason}): {repair}, then restart "
+                    "the broker"
                 )
         if self.is_unknown:
             found.append("no broker that knows the controller and the partitions answers: see `minibroker logs all`")
         elif self.controller.id is None:
             found.append("no broker that answers knows a controller: see `minibroker logs all`")
-        has_failed_disks = any(broker.offline_log_dirs for broker in self.brokers)
-        may_lack_brokers = not has_failed_disks or any(
-            not broker.alive or broker.paused or broker.registered is False for broker in self.brokers
+        has_failed_disks = any(broker.offline_log_dirs for broker in self.brokers if broker.id not in self.faults)
+        may_lack_brokers = not (has_failed_disks or self.faults) or any(
+            not broker.alive or broker.paused or (broker.registered is False and broker.id not in self.faults)
+            for broker in self.brokers
         )
-        disks = ["repair the disks of the log directories"] if has_failed_disks else []
+        heal = ["`minibroker heal` (faults are injected)"] if self.faults else []
+        disks = [*heal, *(["repair the disks of the log directories"] if has_failed_disks else [])]
         if self.offline_partitions:
             running = {b.id for b in self.brokers if b.alive and not b.paused and b.registered is not False}
             needed = [broker for broker in self.offline_isr if broker not in running]
@@ -178,7 +185,8 @@ class Status(msgspec.Struct, frozen=True):
             remedy = " and ".join([*disks, *([start] if may_lack_brokers else [])])
             found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
         if self.under_replicated_partitions:
-            remedy = " and ".join([*disks, *(["start brokers, or wait"] if may_lack_brokers else [])])
+            wait = ["start brokers, or wait"] if may_lack_brokers else []
+            remedy = " and ".join([*disks, *wait]) + (", then wait" if heal and not wait else "")
             found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
         if self.under_min_isr_partitions:
             found.append(
@@ -191,11 +199,13 @@ class Status(msgspec.Struct, frozen=True):
             by_awaited.setdefault(tuple(brokers), []).append(name)
         for awaited, names in by_awaited.items():
             them = " or ".join(map(str, awaited))
-            see = " and ".join(f"`minibroker logs {broker}`" for broker in awaited)
+            see = "see " + " and ".join(f"`minibroker logs {broker}`" for broker in awaited)
+            if any(broker in self.faults for broker in awaited):
+                see = "`minibroker heal` ends the injected faults"
             found.append(
                 f"{some_of(names)} with records that broker {them}, in the ISR, has not copied for {PATIENCE_S:g} s or "
                 "longer: acks=all waits until it does or leaves the ISR (replica.lag.time.max.ms); "
-                f"see {see}"
+                f"{see}"
             )
         return found
 

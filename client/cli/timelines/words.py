@@ -39,6 +39,11 @@ def clock_time(time_ms: int) -> str:
     return _moment(time_ms).strftime("%H:%M:%S.") + f"{time_ms % 1_000:03}"
 
 
+def time_of_day(time_ms: int) -> str:
+    """Return the time of day to the second, with its zone."""
+    return f"{_moment(time_ms):%H:%M:%S} UTC"
+
+
 def date_and_time(time_ms: int) -> str:
     return f"{_moment(time_ms):%Y-%m-%d} {clock_time(time_ms)} UTC"
 

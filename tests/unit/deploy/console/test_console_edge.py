@@ -4,8 +4,10 @@ from __future__ import annotations
 
 import asyncio
 import threading
+import time
 from collections.abc import Callable, Mapping
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 from types import MappingProxyType
 from typing import Any
@@ -28,7 +30,7 @@ from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.observing.status import ControllerStatus, Status, ZooKeeperStatus
-from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.errors import MinibrokerError, NetworkError
 from tests.waiting import until
 
 NO_QUERY = Query()
@@ -152,6 +154,22 @@ async def test_viewers_share_one_reading_at_a_time() -> None:
     assert cluster.reads == 1
     await asyncio.gather(*(shared.after(1) for _ in range(20)))
     assert (cluster.reads, cluster.most_at_once) == (2, 1)
+
+
+async def test_a_reading_that_fails_keeps_the_value_before_and_its_time() -> None:
+    outcomes: list[str | MinibrokerError] = ["a state", MinibrokerError("no broker answers")]
+
+    async def read() -> str:
+        outcome = outcomes.pop(0)
+        if isinstance(outcome, MinibrokerError):
+            raise outcome
+        return outcome
+
+    shared = Shared(read, 0.0)
+    good = await shared.after(0)
+    assert good.read_at_ms is not None
+    assert abs(good.read_at_ms - time.time() * 1_000) < 60_000
+    assert await shared.after(1) == replace(good, number=2, error="no broker answers")
 
 
 async def test_a_viewer_that_leaves_in_the_middle_of_its_reading_does_not_block_the_others() -> None:

@@ -26,6 +26,7 @@ from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
+from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
 
 EVIL = "<script>alert('1')</script>\"&\x1b"
@@ -239,10 +240,42 @@ def test_the_overview_names_the_problems_of_status_and_the_injected_faults() -> 
     health = replace(health, faults={2: ["the disk of /x is full <&>"]})
     html = pages.problem_section(health, None)["problems"]
     assert "1 problem" in html
-    assert "No space left on device): <code>minibroker start 2</code>" in html
+    assert "<code>minibroker heal 2</code>, then <code>minibroker start 2</code>" in html
     assert "is full &lt;&amp;&gt;: <code>minibroker heal 2</code>" in html
     assert pages.problem_section(_status(), None)["problems"] == '<section id="section-problems"></section>'
     assert "no cluster" in pages.problem_section(None, "there is no cluster")["problems"]
+
+
+def test_a_process_that_runs_without_being_registered_is_not_called_dead() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1])), alive=(1,))._replace(
+        running=frozenset({1, 2}), faults={2: Faults(is_isolated=True)}
+    )
+    assert [each.state for each in overview(state, Query()).brokers] == ["alive", "out", "dead"]
+    html = pages.overview_sections(state, Query())["brokers"]
+    assert "✗ runs, out of the cluster</td>" in html
+    assert "it is isolated</td>" in html
+
+
+def test_a_follower_in_sync_that_cannot_copy_is_marked_as_soon_as_that_is_known() -> None:
+    state = _state(*(_topic("orders", *(_partition(n, n + 1, [1, 2, 3], [1, 2, 3]) for n in range(2))),))
+    cut = state._replace(faults={2: Faults(links={1: Link(loses_sent=True)}), 3: Faults(delay_ms=9)})
+    first, second = overview(cut, Query()).partitions
+    assert [cell.doubt for cell in first.cells] == ["", "cut off", ""]
+    assert (first.trouble, second.trouble) == ("not copied by the whole ISR", "")
+    assert first.detail == "broker 2 is cut off from the leader by a fault"
+    assert "? in sync, cut off" in pages.overview_sections(cut, Query())["partitions"]
+    health = replace(_status(), stalled_partitions={"orders-1": [3]})
+    first, second = overview(state, Query(), health).partitions
+    assert (first.trouble, [cell.doubt for cell in second.cells]) == ("", ["", "", "does not copy"])
+    silent = overview(_state(*state.topics.values(), silent=(3,)), Query()).partitions[0]
+    assert (silent.trouble, silent.cells[2].doubt) == ("", "does not answer")
+
+
+def test_a_leader_that_is_slow_by_a_fault_is_named_with_it() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2], [1, 2])), silent=(1,))
+    (partition,) = overview(state._replace(faults={1: Faults(delay_ms=2_000)}), Query()).partitions
+    assert partition.trouble == "leader does not answer"
+    assert partition.detail == "injected faults of broker 1: each packet that it sends takes 2000 ms longer"
 
 
 def test_nothing_is_said_to_be_in_order_while_a_problem_of_partitions_is_listed() -> None:
@@ -401,6 +434,15 @@ def test_a_cluster_that_does_not_answer_keeps_its_last_state_on_the_page() -> No
     assert "last known state" in notice("no answer", True)
     assert "nothing to show yet" in notice("no answer", False)
     assert notice(None, True) == '<section id="section-notice"></section>'
+    assert "the last known state, of 10:30:00 UTC." in notice("no answer", True, read_at="10:30:00 UTC")
+    at_ms = 1_795_343_400_000
+    known = pages.overview_sections(_state(_topic("orders", _partition(0, 1, [1, 2], [1, 2]))), Query(), as_of_ms=at_ms)
+    assert "<h2>Brokers, as of 10:30:00 UTC</h2>" in known["brokers"]
+    assert "? was alive" in known["brokers"]
+    assert "✓ alive" not in known["brokers"]
+    assert "registered" not in known["brokers"]
+    assert "✓" not in known["troubles"]
+    assert "All partitions, as of 10:30:00 UTC" in known["partitions"]
     none_yet = pages.overview_sections(None, Query())
     assert none_yet.keys() == pages.overview_sections(_state(), Query()).keys()
 

@@ -173,6 +173,38 @@ def test_a_process_that_is_not_registered_is_a_problem() -> None:
     assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
 
 
+def test_problems_that_injected_faults_explain_are_healed() -> None:
+    """Nobody is sent to start brokers that run, or to repair a disk that is whole."""
+    cut = {2: ["it is isolated"]}
+    view = merge([answer(brokers=(1, 3), partitions={0: (1, 3, [1, 3])})])
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, silent=[2], faults=cut)
+    assert status.problems() == [
+        "broker 2 runs but does not answer and is not in the cluster; it has injected faults (it is isolated): "
+        "`minibroker heal 2`",
+        "orders-0 with replicas missing from the ISR: `minibroker heal` (faults are injected), then wait",
+    ]
+    whole = merge([answer(partitions={0: (1, 3, [1, 2, 3])})])
+    slow = status_of_processes(
+        CLUSTER, ALL_RUN, ProcessState.RUNNING, whole, silent=[1], faults={1: ["each packet takes 2000 ms longer"]}
+    )
+    assert slow.problems() == [
+        "broker 1 runs but does not answer, and leads orders-0; it has injected faults (each packet takes 2000 ms "
+        "longer): `minibroker heal 1`"
+    ]
+    name = TopicPartition("orders", 0)
+    waits = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, whole._replace(stalls={name: [2]}), faults=cut)
+    assert waits.problems()[0].endswith("; `minibroker heal` ends the injected faults")
+    full = {2: ["the disk of /d is full"]}
+    offline = {2: {"/d": "No space left on device"}}
+    failed = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, offline_log_dirs=offline, faults=full)
+    assert "(No space left on device): `minibroker heal 2`, then restart the broker" in "\n".join(failed.problems())
+    ended = status_of_processes(
+        CLUSTER, {**ALL_RUN, 2: ProcessState.GONE}, ProcessState.RUNNING, view, faults=full
+    ).problems()
+    assert ended[0].endswith("(the disk of /d is full): `minibroker heal 2`, then `minibroker start 2`")
+    assert ended[1].endswith("`minibroker heal` (faults are injected) and start brokers, or wait")
+
+
 def test_a_broker_that_was_started_anew_is_not_taken_for_its_run_before() -> None:
     told_of_both_runs = merge([answer(brokers=(1, 2, 3), partitions={0: (1, 0, [1, 2, 3])})])
     view = told_of_both_runs._replace(uninformed=frozenset([("127.0.0.1", 9093)]))
