@@ -4,6 +4,10 @@ from collections.abc import Callable
 from hmac import compare_digest
 
 from minibroker.protocol.sasl.mechanisms import Authenticated, SaslError
+from minibroker.protocol.words import printable
+
+_SHOWN = 100
+"""Characters of a user's name in an error."""
 
 
 class PlainClient:
@@ -37,5 +41,8 @@ class PlainServer:
         expected = self._password_of(user)
         is_same = compare_digest(password.encode(), (password if expected is None else expected).encode())
         if expected is None or not is_same:
-            raise SaslError("an unknown user or a wrong password")
+            raise SaslError(
+                f"an unknown user or a wrong password: {printable(user[:_SHOWN])}; the users of PLAIN are those of the "
+                "listener's sasl.jaas.config (user_NAME)"
+            )
         return Authenticated(user)

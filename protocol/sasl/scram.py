@@ -4,12 +4,18 @@ the client. scramp implements the mechanism.
 The server keeps what is derived from a password. An unknown user gets a salt as well, always the same one for a
 mechanism, and is refused with the proof. The limit: unknown users always get LEAST_ITERATIONS iterations and SALT_BYTES
 bytes of salt, so a client can tell that a user with other numbers exists.
+
+librdkafka before 2.6.1 puts its own nonce once more before that of its last message, where RFC 5802 wants the server's
+nonce as it is. Kafka 3.9 accepts that (ScramSaslServer, `endsWith`), and so does this server, because Debian's kcat is
+such a client. An old exchange cannot be replayed for it: the proof also covers the server's first message, with a nonce
+that is drawn for each exchange. Kafka 4 refuses these clients again.
 """
 
 from __future__ import annotations
 
 import hashlib
 import hmac
+import shlex
 from collections.abc import Callable
 from enum import IntEnum
 from typing import NamedTuple
@@ -18,6 +24,7 @@ import scramp
 from scramp.utils import saslprep
 
 from minibroker.protocol.sasl.mechanisms import SCRAM_SHA_256, SCRAM_SHA_512, Authenticated, SaslError
+from minibroker.protocol.words import printable
 
 LEAST_ITERATIONS = 4_096
 MOST_ITERATIONS = 16_384
@@ -29,6 +36,8 @@ LONGEST_NAME = 300
 """Characters of a user's name. It becomes the name of a znode, and to normalize it (SASLprep) takes long."""
 MAX_MESSAGE_BYTES = 2_048
 """Room for the longest name."""
+_SHOWN = 100
+"""Characters of a user's name in an error."""
 
 
 class ScramMechanism(IntEnum):
@@ -150,6 +159,7 @@ class ScramServer:
         self._user = ""
         self._is_known = False
         self._has_begun = False
+        self._nonce = nonce
         self._scram = scramp.ScramMechanism(mechanism.mechanism).make_server(self._look_up, s_nonce=nonce)
 
     def respond(self, message: bytes) -> bytes | Authenticated:
@@ -160,13 +170,31 @@ class ScramServer:
                 _check_name(text)
                 self._scram.set_client_first(text)
                 return str(self._scram.get_server_first()).encode()
+            self._accept_repeated_nonce(text)
             self._scram.set_client_final(text)
             final = str(self._scram.get_server_final()).encode()
         except scramp.ScramException as error:
+            if error.server_error is scramp.utils.ServerError.INVALID_PROOF:
+                raise SaslError(self._refusal()) from None
             raise SaslError(f"SCRAM: {error}") from None
         if not self._is_known:
-            raise SaslError("SCRAM: an unknown user")
+            raise SaslError(self._refusal())
         return Authenticated(self._user, final)
+
+    def _accept_repeated_nonce(self, client_final: str) -> None:
+        """See the module."""
+        expected = str(self._scram.nonce)
+        repeated = expected.removesuffix(self._nonce) + expected
+        if f"r={repeated}" in client_final.split(","):
+            self._scram.nonce = type(self._scram.nonce)(repeated)
+
+    def _refusal(self) -> str:
+        """Return why the proof is wrong, and what an administrator can do. Clients do not see it."""
+        user, mechanism = shlex.quote(printable(self._user[:_SHOWN])), self._mechanism.mechanism
+        remedy = f"`minibroker configs alter --user {user} --set '{mechanism}=[]'`"
+        if self._is_known:
+            return f"wrong password of user {user} for {mechanism}; {remedy} sets another"
+        return f"no user {user} has a password for {mechanism}; {remedy} sets one, `minibroker users list` lists users"
 
     def _look_up(self, user: str) -> tuple[bytes, bytes, bytes, int]:
         found = self._credential_of(user)
