@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ipaddress
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated
@@ -25,6 +26,7 @@ from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.acls import (
     ANYBODY,
     CLUSTER_NAME,
+    SUPPORTED_OPERATIONS,
     WILDCARD,
     AccessControlEntry,
     AclBinding,
@@ -78,6 +80,12 @@ IdempotentOption = Annotated[
 app = typer.Typer(help="Show and change who may do what.", no_args_is_help=True)
 
 _O = AclOperation
+_OPTIONS = {
+    AclResourceType.TOPIC: "--topic",
+    AclResourceType.GROUP: "--group",
+    AclResourceType.CLUSTER: "--cluster",
+    AclResourceType.TRANSACTIONAL_ID: "--transactional-id",
+}
 
 
 @app.command("list")
@@ -143,12 +151,21 @@ def add(
 
     Without a host, at all hosts. `--resource-pattern-type prefixed` means all names that begin with the given one, and
     the name `*` means all."""
+    for principals, hosts, word in ((allow_principal, allow_host, "allow"), (deny_principal, deny_host, "deny")):
+        if hosts and not principals:
+            raise UsageError(f"--{word}-host needs a principal: give --{word}-principal User:NAME, or 'User:*' for all")
+        for host in hosts or []:
+            _check_host(f"--{word}-host", host)
     entries = _entries(allow_principal, allow_host, AclPermissionType.ALLOW)
     entries += _entries(deny_principal, deny_host, AclPermissionType.DENY)
     if not entries:
         raise UsageError("no principal given: give --allow-principal User:NAME or --deny-principal User:NAME")
+    if deny_principal and (producer or consumer):
+        raise UsageError("--producer and --consumer only allow: give --deny-principal with --operation")
     resources = _resources(topic, group, transactional_id, cluster)
     needed = _needed(resources, operation, producer, consumer, idempotent)
+    for kind, _, each in needed:
+        _check_operation(kind, each)
     pattern_type = _pattern_type(resource_pattern_type)
     bindings = [
         AclBinding(
@@ -243,6 +260,51 @@ def _entries(
     return [(principal, host, permission) for principal in principals or [] for host in hosts or [WILDCARD]]
 
 
+def _check_host(option: str, host: str) -> None:
+    """Raises UsageError for a host that brokers never see: they compare IP addresses as text."""
+    if host == WILDCARD:
+        return
+    try:
+        written = str(ipaddress.ip_address(host))
+    except ValueError:
+        raise UsageError(f"{option} {host!r}: give an IP address, as brokers look up no names, or * for all") from None
+    if written != host:
+        raise UsageError(f"{option} {host!r}: write the address as brokers do, {written}")
+
+
+def _check_operation(kind: AclResourceType, operation: AclOperation) -> None:
+    """Raises UsageError for an operation that no request needs on the resource, as kafka-acls does."""
+    meant = SUPPORTED_OPERATIONS[kind]
+    if operation is not _O.ALL and operation not in meant:
+        names = ", ".join(each.shown for each in meant)
+        raise UsageError(
+            f"--operation {operation.shown} means nothing for {_OPTIONS[kind]}: no request needs it. Use {names} or All"
+        )
+
+
+def _check_roles(
+    resources: Iterable[tuple[AclResourceType, str]], producer: bool, consumer: bool, idempotent: bool
+) -> None:
+    """Raises UsageError for resources that the roles do not have, or that they lack, as kafka-acls does."""
+    given = {kind for kind, _ in resources}
+    role = "--consumer" if not producer else "--producer with --consumer" if consumer else "--producer"
+    required, allowed = {AclResourceType.TOPIC}, {AclResourceType.TOPIC}
+    if producer:
+        allowed.add(AclResourceType.TRANSACTIONAL_ID)
+    if consumer:
+        required.add(AclResourceType.GROUP)
+        allowed.add(AclResourceType.GROUP)
+    missing = [_OPTIONS[kind] for kind in sorted(required - given)]
+    if missing:
+        why = ": a consumer reads topics as a member of a group" if consumer else ""
+        raise UsageError(f"{role} needs {' and '.join(f'{option} NAME' for option in missing)}{why}")
+    unused = [_OPTIONS[kind] for kind in sorted(given - allowed)]
+    if unused:
+        raise UsageError(f"{role} gives no rights on {' and '.join(unused)}: use --operation in a command of its own")
+    if idempotent and not producer:
+        raise UsageError("--idempotent belongs to --producer: give both")
+
+
 def _needed(
     resources: Iterable[tuple[AclResourceType, str]],
     operations: Names,
@@ -262,16 +324,19 @@ def _needed(
     if consumer:
         of_roles.setdefault(AclResourceType.TOPIC, []).extend([_O.READ, _O.DESCRIBE])
         of_roles[AclResourceType.GROUP] = [_O.READ]
-    if not resources and not (producer and idempotent):
-        raise UsageError("no resource given: give --topic, --group, --transactional-id or --cluster")
     if of_roles:
         if operations:
             raise UsageError("--producer and --consumer name their operations themselves: leave --operation out")
+        _check_roles(resources, producer, consumer, idempotent)
         for kind, name in resources:
             needed.update(((kind, name, operation), None) for operation in of_roles.get(kind, []))
         if idempotent:
             needed[AclResourceType.CLUSTER, CLUSTER_NAME, _O.IDEMPOTENT_WRITE] = None
     else:
+        if idempotent:
+            raise UsageError("--idempotent belongs to --producer: or give --cluster --operation IdempotentWrite")
+        if not resources:
+            raise UsageError("no resource given: give --topic, --group, --transactional-id or --cluster")
         try:
             given = [word_of(AclOperation, text) for text in operations or ["All"]]
         except ValueError as error:
