@@ -201,6 +201,7 @@ class Consumer(Client):
         self._fetcher = Fetcher(self._runtime, self._partitions, fetch_settings)
         self._isolation_level = fetch_settings.isolation_level
         self._in_hand = InHand(self._runtime.clock, self._partitions, client_id)
+        self._group = group
         self._session: GroupSession | None = None
         if group is not None:
             self._session = GroupSession(
@@ -238,7 +239,8 @@ class Consumer(Client):
     async def _reach(self) -> None:
         self._want()
         await super()._reach()
-        await self._reads.found(self._runtime, min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s))
+        patience_s = min(UNKNOWN_TOPIC_PATIENCE_S, self._api_timeout_s)
+        await self._reads.found(self._runtime, patience_s, self._group)
 
     def _want(self) -> None:
         self._reads.want(self._runtime.metadata)

@@ -38,18 +38,27 @@ def no_such_partition(partition: TopicPartition, count: int, doing: str = "") ->
 
 
 def topic_error(
-    code: ErrorCode, detail: str, topic: str, principal: str | None, operation: AclOperation = AclOperation.DESCRIBE
+    code: ErrorCode,
+    detail: str,
+    topic: str,
+    principal: str | None,
+    operation: AclOperation = AclOperation.DESCRIBE,
+    group: str | None = None,
 ) -> BrokerError:
     """Return the error of a topic in an answer of Metadata, which has no text. `operation`: what the client wants to do
-    in the end, which includes Describe. `principal` is None if the client does not know its own."""
+    in the end, which includes Describe. `principal` is None if the client does not know its own. `group`: the one in
+    which it reads the topic, so that the advice has all that the client needs."""
     if code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return BrokerError(code, detail)
     who = principal or "this client's principal, which the broker's log names,"
     allowed = "PRINCIPAL" if principal is None else shlex.quote(principal)
+    needed = f"--operation {operation.shown} --topic {shlex.quote(topic)}"
+    if group is not None:
+        needed = f"--consumer --topic {shlex.quote(topic)} --group {shlex.quote(group)}"
     return BrokerError(
         code,
         f"{who} may not Describe Topic {topic!r}: an administrator can allow it with `minibroker acls add "
-        f"--allow-principal {allowed} --operation {operation.shown} --topic {shlex.quote(topic)}`",
+        f"--allow-principal {allowed} {needed}`",
         is_complete=True,
     )
 
@@ -124,14 +133,18 @@ class ClientCrashed(MinibrokerError, RuntimeError):
 class AuthenticationFailed(MinibrokerError, RuntimeError):
     """The client cannot authenticate itself: a broker does not accept the user, the password, the token or the
     mechanism, or the token provider returned no token. They are not tried again: the client sends and fetches nothing
-    more. `reason` begins with the broker's."""
+    more. `reason` begins with the broker's. `user` is empty for a token."""
 
-    def __init__(self, address: str, mechanism: str, reason: str) -> None:
+    def __init__(self, address: str, mechanism: str, reason: str, user: str = "") -> None:
         self.reason = reason
-        self._arguments = address, mechanism, reason
-        super().__init__(f"this client cannot authenticate itself to the broker at {address} by {mechanism}: {reason}")
+        self.user = user
+        self._arguments = address, mechanism, reason, user
+        who = f" as user {shown(user)}" if user else ""
+        super().__init__(
+            f"this client cannot authenticate itself{who} to the broker at {address} by {mechanism}: {reason}"
+        )
 
-    def __reduce__(self) -> tuple[type[AuthenticationFailed], tuple[str, str, str]]:
+    def __reduce__(self) -> tuple[type[AuthenticationFailed], tuple[str, str, str, str]]:
         return type(self), self._arguments
 
     def copy(self) -> AuthenticationFailed:

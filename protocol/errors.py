@@ -218,9 +218,11 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     ),
     _E.INVALID_CONFIG: ErrorInfo(False, False, "docs/settings.md has the names and ranges of settings."),
     _E.NOT_CONTROLLER: ErrorInfo(True, True, "The controller moved: the client retries at the new one."),
-    _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks a rule; the message says which."),
+    _E.INVALID_REQUEST: ErrorInfo(False, False, "The request breaks a rule: the broker's log may name it."),
     _E.UNSUPPORTED_FOR_MESSAGE_FORMAT: ErrorInfo(False, False, "The batch's format does not allow this."),
-    _E.POLICY_VIOLATION: ErrorInfo(False, False, "The settings of the topic forbid this; the message says which."),
+    _E.POLICY_VIOLATION: ErrorInfo(
+        False, False, "The settings of the topic forbid this: `minibroker configs describe` shows them."
+    ),
     _E.OUT_OF_ORDER_SEQUENCE_NUMBER: ErrorInfo(
         False,
         False,
@@ -316,7 +318,9 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
         False, False, "Stop the members of the group that read the topic before its offsets are deleted."
     ),
     _E.UNSTABLE_OFFSET_COMMIT: ErrorInfo(True, False, "A transaction is about to commit the offset; retry."),
-    _E.INVALID_RECORD: ErrorInfo(False, False, "A record breaks a rule of its topic; the message says which."),
+    _E.INVALID_RECORD: ErrorInfo(
+        False, False, "A record breaks a rule of its topic: `minibroker configs describe` shows its settings."
+    ),
     _E.PRODUCER_FENCED: ErrorInfo(
         False,
         False,
@@ -343,6 +347,12 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
 }
 
 
+_NAMED_BY_DETAIL = (_E.INVALID_REQUEST, _E.POLICY_VIOLATION, _E.INVALID_RECORD)
+"""The codes of broken rules: a detail names the rule."""
+_ALLOWED_BY = "minibroker acls add "
+"""In a detail that says how to allow what was refused."""
+
+
 def error_of(code: int) -> ErrorCode:
     """Return the error of a code from the wire; an unknown code becomes UNKNOWN_SERVER_ERROR."""
     try:
@@ -362,14 +372,15 @@ def as_sentence(text: str) -> str:
 
 class BrokerError(MinibrokerError):
     """A broker returned an error code. `code` is Kafka's. The text ends with the table's remedy, unless `detail` has
-    its own (`is_complete`)."""
+    its own (`is_complete`), names the broken rule, or says how to allow what was refused."""
 
     def __init__(self, code: ErrorCode, detail: str = "", is_complete: bool = False) -> None:
         self.code = code
         self.detail = detail
         self._is_complete = is_complete
         text = f"{code.name}: {detail}" if detail else code.name
-        remedy = "" if is_complete else ERRORS[code].remedy
+        says_all = is_complete or (detail and code in _NAMED_BY_DETAIL) or _ALLOWED_BY in detail
+        remedy = "" if says_all else ERRORS[code].remedy
         super().__init__(f"{as_sentence(text)} {remedy}" if remedy else text)
 
     @property

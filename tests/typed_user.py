@@ -292,7 +292,7 @@ async def administer() -> None:
         except UserErrors as some:
             assert_type(some.results, dict[str, tuple[ScramCredentialInfo, ...]])
         except AuthenticationFailed as refused:
-            print(refused.reason)
+            print(refused.reason, refused.user)
         assert_type(await admin.describe_acls(AclFilter(principal="User:alice")), list[AclBinding])
         users = await admin.describe_user_scram_credentials(["alice"])
         assert_type(users, dict[str, tuple[ScramCredentialInfo, ...]])

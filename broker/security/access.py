@@ -89,15 +89,28 @@ class Inquiry:
     def operations(self, kind: AclResourceType, name: str) -> int:
         return self.bindings.operations(self.principal, self.host, kind, name)
 
-    def why_not(self, operation: AclOperation, kind: AclResourceType, name: str, others: int = 0) -> str:
-        """Return the message of a refusal, and note it."""
+    def why_not(
+        self,
+        operation: AclOperation,
+        kind: AclResourceType,
+        name: str,
+        others: int = 0,
+        advised: AclOperation | None = None,
+    ) -> str:
+        """Return the message of a refusal, and note it. `advised`: the operation, which includes this one, that most
+        clients need next; a right to this one alone would lead to the next refusal."""
         shown = name if len(name) <= LONGEST_NAME else f"{name[:LONGEST_NAME]}..."
         resource = "--cluster" if kind is AclResourceType.CLUSTER else f"{_OPTIONS.get(kind, '')} {shlex.quote(shown)}"
         more = f" and {others} more" if others else ""
+        note = ""
+        if advised is not None:
+            note = f" (to look at it, {operation.shown} is enough)"
+        elif operation is AclOperation.DESCRIBE and kind is AclResourceType.TOPIC:
+            note = " (Read and Write include it)"
         text = (
             f"{self.principal} at {self.host} may not {operation.shown} {kind.shown} {shown!r}{more}: an "
             f"administrator can allow it with `minibroker acls add --allow-principal {shlex.quote(self.principal)} "
-            f"--operation {operation.shown} {resource}`"
+            f"--operation {(advised or operation).shown} {resource}`{note}"
         )
         self._note_refusal(f"{self.api.name}: {text}")
         return text
@@ -170,7 +183,7 @@ class Cluster:
 
 class Each:
     """Each element of a list in the request needs an operation. `name` returns the resource of an element; None: it
-    needs nothing, because the handler rejects it. `answers` is the list of the results."""
+    needs nothing, because the handler rejects it. `answers` is the list of the results. `advised`: see `why_not`."""
 
     def __init__(
         self,
@@ -180,8 +193,10 @@ class Each:
         name: Callable[[Inquiry, Any], str | None] = lambda inquiry, part: part.name,
         *,
         answers: str,
+        advised: AclOperation | None = None,
     ) -> None:
         self.needs = (Need(operation, kind, EACH_REFUSED),)
+        self._advised = advised
         self._listed, self._operation, self._kind, self._name, self._answers = listed, operation, kind, name, answers
 
     def apply(self, inquiry: Inquiry, body: Any) -> Outcome:
@@ -194,7 +209,7 @@ class Each:
                 denied.append((part, resource))
         if not denied:
             return None
-        text = inquiry.why_not(operation, kind, denied[0][1], len(denied) - 1)
+        text = inquiry.why_not(operation, kind, denied[0][1], len(denied) - 1, self._advised)
         return without(inquiry, body, self._listed, [part for part, _ in denied], kind, text, self._answers)
 
 

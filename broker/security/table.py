@@ -135,14 +135,16 @@ def _describe_cluster(inquiry: Inquiry, body: m.DescribeClusterRequest) -> Outco
 
 # -- groups --
 
-_COORDINATED = {0: _GROUP, 1: _TRANSACTIONAL_ID}
+_COORDINATED = {0: (_GROUP, _O.READ), 1: (_TRANSACTIONAL_ID, _O.WRITE)}
+"""Clients ask for the coordinator in order to use the group or the id."""
 
 
 def _find_coordinator(inquiry: Inquiry, body: g.FindCoordinatorRequest) -> Outcome:
-    kind = _COORDINATED.get(body.key_type)
-    if kind is None:
+    if body.key_type not in _COORDINATED:
         return None  # the handler rejects it
-    return Each("coordinator_keys", _O.DESCRIBE, kind, _itself, answers="coordinators").apply(inquiry, body)
+    kind, advised = _COORDINATED[body.key_type]
+    each = Each("coordinator_keys", _O.DESCRIBE, kind, _itself, answers="coordinators", advised=advised)
+    return each.apply(inquiry, body)
 
 
 _DESCRIBED_GROUPS = Each("groups", _O.DESCRIBE, _GROUP, _itself, answers="groups")

@@ -17,7 +17,7 @@ from minibroker.client.cli.bench import produce as bench_produce
 from minibroker.client.cli.elect import elect
 from minibroker.client.cli.records.consume import consume
 from minibroker.client.cli.records.produce import produce
-from minibroker.client.cli.terminal import security
+from minibroker.client.cli.terminal import hints, security
 from minibroker.client.cli.timelines.timeline import timeline
 
 
@@ -28,6 +28,7 @@ def _print_version(asked: bool) -> None:
 
 
 def options(
+    context: typer.Context,
     version: Annotated[
         bool, typer.Option("--version", "-V", is_eager=True, callback=_print_version, help="Show the version and exit.")
     ] = False,
@@ -42,6 +43,7 @@ def options(
     ] = None,
 ) -> None:
     # A docstring would become the help of `minibroker`.
+    hints.remember_config(context)
     security.choose(command_config)
 
 

@@ -8,11 +8,14 @@ from typing import Annotated
 
 import typer
 
+from minibroker.client.admin import Admin
 from minibroker.client.administering.client_quotas import DEFAULT_ENTITY, QuotaEntity, QuotaErrors
 from minibroker.client.administering.scram import UserErrors
+from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import Format, UsageError, name_and_value, print_json, print_table, run
 from minibroker.client.cli.topics import open_admin
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
+from minibroker.protocol.principal import ANONYMOUS
 
 UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Quotas and passwords of this user.")]
 UserDefaultOption = Annotated[bool, typer.Option("--user-default", help="Quotas of users without their own.")]
@@ -106,16 +109,37 @@ def alter(
     if not changes:
         raise UsageError("no change given: give --set NAME=VALUE or --delete NAME")
 
-    async def write() -> None:
+    async def write() -> bool:
         async with open_admin(bootstrap) as admin:
             try:
                 await admin.alter_client_quotas({entity: changes}, validate_only=validate_only)
             except QuotaErrors as failed:
                 raise failed.errors[entity] from None
+            return bool(to_set) and await _has_no_password(admin, entity.user)
 
-    run(write())
+    is_unknown = run(write())
     if format is Format.JSON:
         print_json({"entity": entity._asdict(), "changed": list(changes), "validate_only": validate_only})
     else:
         done = "could change" if validate_only else "changed"
         sys.stdout.write(f"{done} {', '.join(changes)} of {entity}\n")
+    if is_unknown:
+        text = (
+            f"warning: {entity.user!r} is none of the users with a password (`minibroker users list`): the quota "
+            "applies if a client proves that name in another way, or once the user exists"
+        )
+        sys.stderr.write(pastable(text) + "\n")
+
+
+async def _has_no_password(admin: Admin, user: str | None) -> bool:
+    """Return whether a name may be misspelled: no user of SCRAM has it. False if this cannot be found out."""
+    if user is None or user in (DEFAULT_ENTITY, ANONYMOUS.name):
+        return False
+    try:
+        await admin.describe_user_scram_credentials([user])
+    except UserErrors as failed:
+        error = failed.errors[user]
+        return isinstance(error, BrokerError) and error.code is ErrorCode.RESOURCE_NOT_FOUND
+    except (BrokerError, NetworkError):
+        return False  # the quota is set; the caller may not have the right to see users
+    return False

@@ -61,14 +61,14 @@ async def described(bootstrap: str, topic: str, operation: AclOperation = AclOpe
         return await describe_for(admin, topic, operation)
 
 
-async def describe_for(admin: Admin, topic: str, operation: AclOperation) -> TopicDescription:
+async def describe_for(admin: Admin, topic: str, operation: AclOperation, group: str | None = None) -> TopicDescription:
     """Return the topic's current description. Raises BrokerError at once if it does not exist, and one that names
-    `operation`, which the command wants to do in the end, if the user may not know the topic."""
+    `operation`, which the command wants to do in the end in `group`, if the user may not know the topic."""
     try:
         return await admin.describe_topic(topic)
     except BrokerError as error:
         if error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED:
-            raise topic_error(error.code, "", topic, security.principal(), operation) from None
+            raise topic_error(error.code, "", topic, security.principal(), operation, group) from None
         raise
 
 

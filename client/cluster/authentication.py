@@ -8,6 +8,7 @@ over, on the same connection and between requests: no request is lost or sent tw
 from __future__ import annotations
 
 import asyncio
+import shlex
 from random import Random
 
 from minibroker.client.cluster.tokens import token_of, why_refused
@@ -18,6 +19,7 @@ from minibroker.protocol.apis import SASL_AUTHENTICATE, SASL_HANDSHAKE
 from minibroker.protocol.connections.rpc import Connection, open_connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
 from minibroker.protocol.messages import SaslAuthenticateRequest, SaslHandshakeRequest
+from minibroker.protocol.sasl import mechanisms
 from minibroker.protocol.sasl.mechanisms import ClientMechanism, SaslError
 from minibroker.protocol.sasl.oauthbearer import OAuthBearerClient
 from minibroker.protocol.sasl.plain import PlainClient
@@ -102,7 +104,7 @@ async def _converse(connection: Connection, credentials: Credentials, token: str
     mechanism = credentials.mechanism
 
     def failed(reason: str) -> AuthenticationFailed:
-        return AuthenticationFailed(connection.address, mechanism, reason)
+        return AuthenticationFailed(connection.address, mechanism, reason, credentials.username)
 
     try:
         client = _client_of(credentials, token, random)
@@ -120,7 +122,10 @@ async def _converse(connection: Connection, credentials: Credentials, token: str
             answer = await connection.request(SASL_AUTHENTICATE, SaslAuthenticateRequest(message), ahead=True)
             if answer.error_code:
                 reason = printable(answer.error_message[:_REASON_CHARACTERS]) or error_of(answer.error_code).name
-                raise failed(f"{reason}; {why_refused(token)}" if token else reason)
+                if token:
+                    raise failed(f"{reason}; {why_refused(token)}")
+                is_refused = answer.error_code == ErrorCode.SASL_AUTHENTICATION_FAILED
+                raise failed(f"{reason}: {_why_refused(credentials)}" if is_refused else reason)
             session_ms = answer.session_lifetime_ms
             message = client.respond(answer.auth_bytes)
     except SaslError as error:
@@ -132,10 +137,24 @@ async def _converse(connection: Connection, credentials: Credentials, token: str
     return session_ms / 1_000 if session_ms > 0 else None
 
 
+def _why_refused(credentials: Credentials) -> str:
+    """Return what may be wrong with a user and its password. Brokers do not say which, and log it."""
+    if credentials.mechanism == mechanisms.PLAIN:
+        return (
+            "the password is wrong, or there is no such user: the users of PLAIN are in the brokers' sasl.jaas.config"
+        )
+    user = shlex.quote(printable(credentials.username))
+    return (
+        "the password is wrong, or there is no such user: an administrator can list users with "
+        "`minibroker users list`, "
+        f"and set the password with `minibroker configs alter --user {user} --set '{credentials.mechanism}=[]'`"
+    )
+
+
 def _client_of(credentials: Credentials, token: str, random: Random) -> ClientMechanism:
     """Return the mechanism's half of a client. Raises SaslError for what cannot be sent."""
     match credentials.mechanism:
-        case "PLAIN":
+        case mechanisms.PLAIN:
             return PlainClient(credentials.username, credentials.password)
         case "OAUTHBEARER":
             return OAuthBearerClient(token)

@@ -245,7 +245,7 @@ class Connections:
         node_id = self._advertised.get(address)
         if node_id is None or address in self._reached:
             return error
-        return NetworkError(
+        return type(error)(
             f"{error}. Broker {node_id} advertises that address, and it was never reached from here: "
             "if the broker runs, use the listener that is meant for this network, or correct advertised.listeners "
             f"(`minibroker configs alter --broker {node_id} --set advertised.listeners=...`, or --delete)"

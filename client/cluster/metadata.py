@@ -29,6 +29,7 @@ from msgspec.structs import replace
 
 from minibroker.client.cluster.connections import Connections, Purpose
 from minibroker.client.cluster.retries import exponential_backoff_s
+from minibroker.client.cluster.unreachable import explained, reasons_of
 from minibroker.client.log import Logger
 from minibroker.client.settings import Address
 from minibroker.client.stalls import Stalls
@@ -579,19 +580,12 @@ class Metadata:
                 if is_unanswered and silence_timeout_s is not None:
                     deadline = began + silence_timeout_s
             self._failed_rounds += 1
-            reasons = "; ".join(str(error) for error in failures.values())
             remaining_s = 0.0 if deadline is None else deadline - self._clock.monotonic()
             if remaining_s < SHORT_REFRESH_PAUSE_S:
-                remedy = (
-                    "Start the brokers (`minibroker start all`, or `minibroker up` if ZooKeeper does not run either), "
-                    "or give the address of a running broker as bootstrap"
-                )
                 are_silent = any(isinstance(error, RequestTimedOut) for error in failures.values())
-                if are_silent:
-                    remedy = "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"
                 error_type = RequestTimedOut if are_silent else NetworkError
-                raise error_type(f"no broker answered {api.name}: {reasons}. {remedy}")
-            waiting = {api.name: f"no broker answers: {reasons}"}
+                raise error_type(f"no broker answered {api.name}: {explained(failures)}")
+            waiting = {api.name: f"no broker answers: {reasons_of(failures)}"}
             stalls.look(self._clock.monotonic(), waiting, waiting.__getitem__)
             pause_s = exponential_backoff_s(self._failed_rounds, self._retry_backoff_s, self._random)
             await asyncio.sleep(min(pause_s, remaining_s / 2))  # leave time for one more round

@@ -94,13 +94,13 @@ class Selection:
             metadata.want(topic)
         metadata.want_all(self.subscribed is not None and self.subscribed.pattern is not None)
 
-    async def found(self, runtime: ClientRuntime, patience_s: float) -> None:
+    async def found(self, runtime: ClientRuntime, patience_s: float, group: str | None) -> None:
         """Wait until metadata has all topics and partitions. Raises BrokerError after `patience_s`, or at once if the
-        error is not retriable."""
+        error is not retriable. `group`: the one of the reader, for the advice if it may not know a topic."""
         clock, metadata = runtime.clock, runtime.metadata
         deadline = clock.monotonic() + patience_s
         stalls: Stalls[str] = Stalls(runtime.connections.client_id)
-        while (problem := self._missing(runtime)) is not None:
+        while (problem := self._missing(runtime, group)) is not None:
             if not ERRORS[problem.code].retriable or clock.monotonic() >= deadline:
                 raise problem
             waiting = {"topic lookup": str(problem)}
@@ -110,17 +110,17 @@ class Selection:
                     await metadata.refreshed()
         stalls.look(clock.monotonic(), (), str)
 
-    def _missing(self, runtime: ClientRuntime) -> BrokerError | None:
+    def _missing(self, runtime: ClientRuntime, group: str | None) -> BrokerError | None:
         cluster, principal = runtime.metadata.cluster, runtime.protection.principal
         for topic in self.topics:
             if topic not in cluster.topics:
                 error = cluster.errors.get(topic, ErrorCode.UNKNOWN_TOPIC_OR_PARTITION)
-                return topic_error(error, topic, topic, principal, AclOperation.READ)
+                return topic_error(error, topic, topic, principal, AclOperation.READ, group)
         for partition in self.assigned or ():
             info, code = cluster.topics.get(partition.topic), cluster.errors.get(partition.topic)
             if info is None or (code is not None and partition.partition not in info.partitions):
                 error = code or ErrorCode.UNKNOWN_TOPIC_OR_PARTITION
-                return topic_error(error, str(partition), partition.topic, principal, AclOperation.READ)
+                return topic_error(error, str(partition), partition.topic, principal, AclOperation.READ, group)
             if partition.partition not in info.partitions:
                 return no_such_partition(partition, len(info.partitions))
         return None

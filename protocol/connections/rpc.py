@@ -11,9 +11,10 @@ from collections.abc import Callable
 from typing import Any, TypeVar, cast
 
 from minibroker.protocol import messages as m
-from minibroker.protocol.apis import Api, decode_response, decode_response_envelope, encode_request
+from minibroker.protocol.apis import SASL_HANDSHAKE, Api, decode_response, decode_response_envelope, encode_request
 from minibroker.protocol.connections.framing import FrameReader, FrameTooLarge, response_limit
 from minibroker.protocol.connections.keepalive import OF_CLIENTS, Patience, keep_alive
+from minibroker.protocol.connections.tls import TlsFailed
 from minibroker.protocol.errors import BrokerError, InvalidMessage, NetworkError
 from minibroker.protocol.world import Network
 
@@ -27,10 +28,11 @@ _PERHAPS_TLS = (
     ': if that listener is SSL, give security_protocol="SSL" (security.protocol=SSL); if it is SASL_SSL or '
     "SASL_PLAINTEXT, give that and sasl_mechanism"
 )
+_PERHAPS_TLS_AND_SASL = ': if that listener is SASL_SSL, give security_protocol="SASL_SSL" (security.protocol=SASL_SSL)'
 _PERHAPS_NO_CERTIFICATE = (
-    "; perhaps it did not accept this client's certificate, or asks for one (ssl_certfile), or is SASL_SSL "
-    "(security_protocol, sasl_mechanism): the broker's log says why"
+    "; perhaps it did not accept this client's certificate, or asks for one (ssl_certfile){}: the broker's log says why"
 )
+_PERHAPS_SASL = ", or is SASL_SSL (security_protocol, sasl_mechanism)"
 
 
 _GIVEN_UP_S = 0.01
@@ -39,6 +41,14 @@ _GIVEN_UP_S = 0.01
 
 class RequestTimedOut(NetworkError):
     """The other side did not answer in time."""
+
+
+class NotServed(NetworkError):
+    """The other side was reached, but closed the connection before its first answer, or does not speak the protocol."""
+
+
+class HandshakeFailed(NetworkError):
+    """The other side was reached, but the TLS handshake failed. The text has the remedy."""
 
 
 class Connection(asyncio.BufferedProtocol):
@@ -56,7 +66,7 @@ class Connection(asyncio.BufferedProtocol):
         self._patience = patience
         self._reader = FrameReader(response_limit(max_response_bytes))
         self._has_answered = False
-        self._perhaps = _PERHAPS_TLS
+        self._is_encrypted = False
         self._transport: asyncio.Transport | None = None
         self._pending: dict[int, tuple[Api[Any, Any], asyncio.Future[Any], asyncio.TimerHandle | None]] = {}
         self._next_correlation_id = 0
@@ -172,8 +182,7 @@ class Connection(asyncio.BufferedProtocol):
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         self._transport = cast(asyncio.Transport, transport)  # uvloop's transport is not a subclass
-        if transport.get_extra_info("ssl_object") is not None:
-            self._perhaps = _PERHAPS_NO_CERTIFICATE
+        self._is_encrypted = transport.get_extra_info("ssl_object") is not None
         keep_alive(transport, self._patience)
 
     def get_buffer(self, sizehint: int) -> memoryview:
@@ -187,9 +196,9 @@ class Connection(asyncio.BufferedProtocol):
             why = str(error)
             if error.prefix.startswith(b"/1."):  # after "HTTP", which was read as the frame's length
                 why = "it speaks HTTP, as a broker's metrics port does"
-            self.close(f"it does not speak this protocol: {why}")
+            self.close(f"it does not speak this protocol: {why}", NotServed)
         except InvalidMessage as error:
-            self.close(f"it does not speak this protocol: {error}")
+            self.close(f"it does not speak this protocol: {error}", NotServed)
 
     def _frame(self, frame: bytes | memoryview) -> None:
         self._has_answered = True
@@ -214,7 +223,8 @@ class Connection(asyncio.BufferedProtocol):
         if self._closed_because is None:
             self._closed_because = f"lost: {exc}" if exc else "closed by the other side"
             if self._pending and not self._has_answered:
-                self._closed_because += f" before its first answer{self._perhaps}"
+                self._closed_because += f" before its first answer{self._perhaps()}"
+                self._ends_with = NotServed
         for api, future, timer in self._pending.values():
             if timer is not None:
                 timer.cancel()
@@ -225,6 +235,13 @@ class Connection(asyncio.BufferedProtocol):
             self._lost.set_result(None)
         if self._on_lost is not None:
             self._on_lost(self)
+
+    def _perhaps(self) -> str:
+        """Return how the protection of this connection may differ from the listener's."""
+        uses_sasl = any(api is SASL_HANDSHAKE for api, _, _ in self._pending.values())
+        if self._is_encrypted:
+            return _PERHAPS_NO_CERTIFICATE.format("" if uses_sasl else _PERHAPS_SASL)
+        return _PERHAPS_TLS_AND_SASL if uses_sasl else _PERHAPS_TLS
 
 
 def _fail(future: asyncio.Future[Any], error: Exception) -> None:
@@ -251,5 +268,7 @@ async def open_connection(
             )
     except TimeoutError as error:
         raise NetworkError(f"connecting to {address}: no answer within {timeout_s:.3g} s") from error
+    except TlsFailed as error:
+        raise HandshakeFailed(f"connecting to {address}: {error}") from error
     except OSError as error:
         raise NetworkError(f"connecting to {address}: {error.strerror or error}") from error

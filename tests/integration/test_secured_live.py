@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import re
+import shlex
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -45,18 +47,18 @@ def test_a_refused_user_learns_its_name_the_operation_and_the_remedy(cluster: Sy
         text = text.replace(str(admin[name]), str(user[name]))
     file.write_text(text)
     command = [sys.executable, "-m", "minibroker", "--command-config", str(file)]
-    for words, operation in (
-        (["produce", "orders"], "Write"),
-        (["consume", "orders", "--exit-at-end"], "Read"),
-        (["consume", "orders", "--group", "g"], "Read"),
-        (["topics", "describe", "orders"], "Describe"),
+    for words, needed in (
+        (["produce", "orders"], "--operation Write --topic orders"),
+        (["consume", "orders", "--exit-at-end"], "--operation Read --topic orders"),
+        (["consume", "orders", "--group", "g"], "--consumer --topic orders --group g"),
+        (["topics", "describe", "orders"], "--operation Describe --topic orders"),
     ):
         arguments = [*command, *words, "--bootstrap", cluster.bootstrap_servers]
         ended = subprocess.run(arguments, input="a\n", capture_output=True, text=True, timeout=120, check=False)
         assert ended.returncode == 1, ended
         assert ended.stderr == (
             "error: TOPIC_AUTHORIZATION_FAILED: User:dan may not Describe Topic 'orders': an administrator can allow "
-            f"it with `minibroker acls add --allow-principal User:dan --operation {operation} --topic orders "
+            f"it with `minibroker --command-config FILE acls add --allow-principal User:dan {needed} "
             f"--bootstrap {cluster.bootstrap_servers}`\n"
         )
 
@@ -70,6 +72,43 @@ def test_a_wrong_password_and_no_password_are_named(cluster: SyncLocalCluster) -
     tls = sync.Admin(cluster.bootstrap_servers, security_protocol="SSL", ssl_cafile=str(cluster.certificates.authority))
     with pytest.raises(MinibrokerError, match="or is SASL_SSL"), tls:
         pass
+
+
+def test_the_advice_of_a_refusal_can_be_pasted_and_one_round_is_enough(cluster: SyncLocalCluster) -> None:
+    erin = cluster.add_user("erin")
+    file = cluster.directory / "erin.properties"
+    text = (cluster.directory / "client.properties").read_text()
+    login = f'username="erin" password="{erin["sasl_plain_password"]}"'
+    file.write_text(re.sub('username=".*" password="[^"]*"', login, text))
+    bootstrap = "localhost:" + cluster.bootstrap_servers.rpartition(":")[2]
+    at = ["--bootstrap", bootstrap, "--data", str(cluster.directory)]
+
+    def minibroker(*words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "minibroker", *words]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+    consume = ["--command-config", str(file), "consume", "orders", "--group", "erins", "--exit-at-end", *at]
+    refused = minibroker(*consume)
+    advice = re.search("`minibroker (acls add [^`]*)`", refused.stderr)
+    assert advice is not None, refused
+    assert " --consumer --topic orders --group erins " in advice[1]
+    assert minibroker(*shlex.split(advice[1])).returncode == 0
+    until_true(lambda: minibroker(*consume).returncode == 0)
+
+
+def test_a_quota_of_an_unknown_user_is_set_with_a_remark_and_a_wrong_value_is_refused(
+    cluster: SyncLocalCluster,
+) -> None:
+    def alter(user: str, value: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "minibroker", "configs", "alter", "--data", str(cluster.directory)]
+        command += ["--user", user, "--set", f"producer_byte_rate={value}"]
+        return subprocess.run(command, check=False, capture_output=True, text=True, timeout=120)
+
+    unknown = alter("frank", "1000000000")
+    assert unknown.stdout == "changed producer_byte_rate of user frank\n"
+    assert unknown.stderr.startswith("warning: 'frank' is none of the users with a password (`minibroker users list ")
+    assert alter("admin", "1000000000").stderr == ""
+    assert alter("admin", "-5").stderr == "error: INVALID_REQUEST: producer_byte_rate=-5 must be greater than 0\n"
 
 
 def test_a_deleted_user_is_refused_and_not_described(cluster: SyncLocalCluster) -> None:

@@ -144,7 +144,7 @@ async def _consume_group(
     exit_at_end: bool,
     print_as: Formatter,
 ) -> int:
-    await _partitions(bootstrap, topics, None)  # the consumer would wait for a topic that does not exist
+    await _partitions(bootstrap, topics, None, group)  # the consumer would wait for a topic that does not exist
     return await consume_group(
         bootstrap,
         topics,
@@ -231,14 +231,15 @@ async def _note_open_transactions(bootstrap: str, ends: Mapping[TopicPartition, 
             )
 
 
-async def _partitions(bootstrap: str, topics: Sequence[str], numbers: list[int] | None) -> list[TopicPartition]:
+async def _partitions(
+    bootstrap: str, topics: Sequence[str], numbers: list[int] | None, group: str | None = None
+) -> list[TopicPartition]:
     """Return the requested partitions of each topic, or all. Raises BrokerError for a partition that does not exist."""
     partitions: list[TopicPartition] = []
     async with open_admin(bootstrap) as admin:
         for topic in topics:
-            known = [
-                partition.partition for partition in (await describe_for(admin, topic, AclOperation.READ)).partitions
-            ]
+            description = await describe_for(admin, topic, AclOperation.READ, group)
+            known = [partition.partition for partition in description.partitions]
             for number in numbers or known:
                 if number not in known:
                     raise no_such_partition(TopicPartition(topic, number), len(known))

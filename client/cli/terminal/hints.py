@@ -2,6 +2,10 @@
 
 Messages come from every layer, even from brokers, and none of them knows the command line. The options are therefore
 added when a message is printed, to each command in backquotes that accepts them and does not have its own.
+
+With `--bootstrap`, `--command-config` is repeated as well. Commands that grant rights or set passwords need the file of
+an administrator, which the refused user's is not: they show FILE. A local cluster that is secured is named by its
+directory instead, because commands for a directory use the administrator's file in it by themselves.
 """
 
 from __future__ import annotations
@@ -11,11 +15,14 @@ import re
 import shlex
 from collections.abc import Callable, Iterator
 from contextvars import ContextVar
+from pathlib import Path
 from typing import Any, NamedTuple
 
 import typer
 
 _HINT = re.compile(r"`minibroker ([^`]+)`")
+_CONFIG = "command_config"
+_FOR_ADMINISTRATORS = ("acls add ", "users ", "configs alter --user ")
 
 
 class _Typed(NamedTuple):
@@ -23,6 +30,8 @@ class _Typed(NamedTuple):
     """Returns the command that contains all others."""
     options: dict[str, str]
     """The cluster options on the command line, by parameter name."""
+    config: list[str]
+    """The option `--command-config`, if it was given."""
 
 
 _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
@@ -31,7 +40,7 @@ _typed: ContextVar[_Typed | None] = ContextVar("typed", default=None)
 @contextlib.contextmanager
 def repeating(root: Callable[[], object]) -> Iterator[None]:
     """Use this while a command line is parsed and executed. `root` returns the command that contains all others."""
-    token = _typed.set(_Typed(root, {}))
+    token = _typed.set(_Typed(root, {}, []))
     try:
         yield
     finally:
@@ -44,6 +53,20 @@ def remember(context: typer.Context, parameter: str, value: object) -> None:
     typed = _typed.get()
     if typed is not None and comes_from(context, parameter, "COMMANDLINE"):
         typed.options[parameter] = f"--{parameter} {shlex.quote(str(value))}"
+
+
+def remember_config(context: typer.Context) -> None:
+    """Repeat `--command-config` in hints if it was given on the command line."""
+    typed = _typed.get()
+    if typed is not None and comes_from(context, _CONFIG, "COMMANDLINE"):
+        typed.config.append(f"--command-config {shlex.quote(str(context.params[_CONFIG]))}")
+
+
+def prefer_directory(data: Path, *, is_default: bool) -> None:
+    """Name the cluster by its directory in hints, not by `--bootstrap`."""
+    typed = _typed.get()
+    if typed is not None and typed.options.pop("bootstrap", None) is not None and not is_default:
+        typed.options["data"] = f"--data {shlex.quote(str(data))}"
 
 
 def global_option(option: str) -> str | None:
@@ -70,7 +93,12 @@ def pastable(text: str) -> str:
     if not _HINT.search(text):
         return text
     root = typed.root()
-    return _HINT.sub(lambda hint: f"`minibroker {_completed(hint[1], root, typed.options)}`", text)
+
+    def complete(hint: re.Match[str]) -> str:
+        command = _completed(hint[1], root, typed.options)
+        return f"`minibroker {_with_config(command, typed.config)}`"
+
+    return _HINT.sub(complete, text)
 
 
 def _completed(hint: str, root: Any, options: dict[str, str]) -> str:
@@ -84,3 +112,9 @@ def _completed(hint: str, root: Any, options: dict[str, str]) -> str:
         if parameter in options and any(taken.name == parameter for taken in command.params):
             return hint if f"--{parameter}" in hint else f"{hint} {options[parameter]}"
     return hint
+
+
+def _with_config(hint: str, config: list[str]) -> str:
+    if not config or "--bootstrap" not in hint:
+        return hint
+    return f"{'--command-config FILE' if hint.startswith(_FOR_ADMINISTRATORS) else config[-1]} {hint}"

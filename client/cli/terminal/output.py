@@ -28,7 +28,7 @@ from typer.models import CommandInfo
 from minibroker.client.cli.terminal import hints, security
 from minibroker.client.cli.terminal.hints import comes_from, pastable
 from minibroker.client.cli.terminal.plain_help import HELP_OPTIONS, make_plain, plain_error
-from minibroker.client.errors import DeliveryFailed, InvalidSetting, PartialFailure
+from minibroker.client.errors import AuthenticationFailed, DeliveryFailed, InvalidSetting, PartialFailure
 from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.words import printable
@@ -135,17 +135,29 @@ def bootstrap_servers(bootstrap: str | None, data: Path, *, even_if_down: bool =
 
 
 def note_overlooked(bootstrap: str, data: Path) -> None:
-    """If `--bootstrap` names a broker of the local cluster by its port, an error mentions that cluster's settings."""
+    """If `--bootstrap` names a broker of the local cluster by its port, an error mentions that cluster's settings. If
+    it names nothing else, commands in messages name the secured cluster by its directory, so that they use its file."""
     try:
         cluster = msgspec.json.decode((data / _CLUSTER_FILE).read_bytes(), type=_ClusterFile)
     except (OSError, msgspec.MsgspecError):
         return
-    if cluster.running and _ports(bootstrap) & _ports(cluster.bootstrap):
+    if not cluster.running:
+        return
+    given, known = _addresses(bootstrap), _addresses(cluster.bootstrap)
+    hosts, ports = {host for host, _ in known} | _LOOPBACK, {port for _, port in known}
+    if any(port in ports for _, port in given):
         security.overlook(data)
+    if security.is_secured(data) and all(host in hosts and port in ports for host, port in given):
+        hints.prefer_directory(data, is_default=data == DEFAULT_DATA)
 
 
-def _ports(bootstrap: str) -> set[str]:
-    return {address.strip().rpartition(":")[2] for address in bootstrap.split(",")}
+_LOOPBACK = frozenset({"localhost", "127.0.0.1", "[::1]"})
+
+
+def _addresses(bootstrap: str) -> set[tuple[str, str]]:
+    """Return the hosts and ports, as they are written."""
+    parts = (address.strip().rpartition(":") for address in bootstrap.split(","))
+    return {(host, port) for host, _, port in parts}
 
 
 def name_and_value(option: str, text: str, example: str) -> tuple[str, str]:
@@ -365,6 +377,8 @@ def explain(error: Exception) -> tuple[int, str]:
         return FAILURE, f"error: {_one_line(f'{where}{error.strerror or error}{remedy}')}"
     given = security.remedy() if isinstance(error, NetworkError) else None
     text = str(error) if given is None else f"{given}: without it, {error}"
+    if isinstance(error, AuthenticationFailed):
+        text += security.after_refusal()
     return _exit_code(error), f"error: {_one_line(text)}"
 
 

@@ -21,21 +21,30 @@ OPTION = "--command-config"
 _NAME = re.compile("[A-Za-z0-9._-]+")
 
 _chosen: Security | None = None
+_after_refusal = ""
 _overlooked: Path | None = None
 
 
 def choose(path: Path | None) -> None:
     """Use the settings in the file for all connections of this command. Raises InvalidSetting."""
-    global _chosen, _overlooked
+    global _chosen, _after_refusal, _overlooked
     _chosen = None if path is None else read(path)
+    _after_refusal = "" if path is None else f". The credentials are from {path}"
     _overlooked = None
 
 
 def choose_of(data: Path) -> None:
     """Use the file of a local cluster, if there is one, unless `--command-config` is given. Raises InvalidSetting."""
+    global _after_refusal
     path = data / FILE_NAME
     if _chosen is None and path.exists():
         choose(path)
+        _after_refusal += ": if the password was changed elsewhere, `minibroker down` and `minibroker up` set it again"
+
+
+def is_secured(data: Path) -> bool:
+    """Whether the local cluster has a file of settings."""
+    return (data / FILE_NAME).exists()
 
 
 def overlook(data: Path) -> None:
@@ -52,6 +61,12 @@ def remedy() -> str | None:
         return None
     file = shlex.quote(str(_overlooked))
     return f"the cluster in {_overlooked.parent} is secured, so give `{OPTION} {file}` before the command"
+
+
+def after_refusal() -> str:
+    """Return the end of an error if a broker has refused the credentials: where they come from, and what to do if they
+    are the local cluster's own."""
+    return _after_refusal
 
 
 def chosen() -> Security:

@@ -192,6 +192,8 @@ def test_a_refusal_names_what_the_client_knows() -> None:
     known = str(topic_error(code, "", "a", "User:CN=x y", AclOperation.WRITE))
     assert known.startswith("TOPIC_AUTHORIZATION_FAILED: User:CN=x y may not Describe Topic 'a': ")
     assert known.endswith("`minibroker acls add --allow-principal 'User:CN=x y' --operation Write --topic a`")
+    member = str(topic_error(code, "", "a", "User:x", AclOperation.READ, "my group"))
+    assert member.endswith("`minibroker acls add --allow-principal User:x --consumer --topic a --group 'my group'`")
     unknown = str(topic_error(code, "", "a", None))
     assert "this client's principal, which the broker's log names, may not Describe Topic 'a'" in unknown
     assert "--allow-principal PRINCIPAL --operation Describe" in unknown

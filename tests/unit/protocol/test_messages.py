@@ -136,6 +136,13 @@ def test_the_remedy_is_a_sentence_of_its_own_whatever_the_detail_ends_with() -> 
         assert f"{said}`minibroker status` shows" in str(BrokerError(ErrorCode.REQUEST_TIMED_OUT, detail))
 
 
+def test_a_broken_rule_or_a_missing_right_that_is_named_needs_no_other_remedy() -> None:
+    assert str(BrokerError(ErrorCode.INVALID_REQUEST, "it must be greater than 0")).endswith("greater than 0")
+    allow = "allow it with `minibroker acls add --allow-principal User:a --operation Describe --cluster`"
+    assert str(BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, allow)).endswith("--cluster`")
+    assert "acls list --group" in str(BrokerError(ErrorCode.GROUP_AUTHORIZATION_FAILED, "group a"))
+
+
 def test_every_error_has_a_row_and_every_failure_a_remedy() -> None:
     assert set(ERRORS) == set(ErrorCode)
     assert all(info.remedy for code, info in ERRORS.items() if code is not ErrorCode.NONE)

@@ -332,6 +332,17 @@ def test_a_member_needs_read_on_its_group(api: Api[Any, Any], body: Any) -> None
     assert outcome(api, body, acl(Op.READ, "a", kind=T.GROUP)) is None
 
 
+@pytest.mark.parametrize(
+    ("key_type", "advice"), [(0, "--operation Read --group a`"), (1, "--operation Write --transactional-id a`")]
+)
+def test_who_may_not_find_a_coordinator_is_told_of_the_right_that_it_needs_next(key_type: int, advice: str) -> None:
+    answer = outcome(apis.FIND_COORDINATOR, g.FindCoordinatorRequest(key_type, ["a"]))
+    assert isinstance(answer, g.FindCoordinatorResponse)
+    [coordinator] = answer.coordinators
+    assert "may not Describe" in (coordinator.error_message or "")
+    assert f"{advice} (to look at it, Describe is enough)" in (coordinator.error_message or "")
+
+
 def test_an_empty_snapshot_refuses_every_request_that_is_not_open_or_filtered() -> None:
     assert not Bindings().allows(ALICE, HOST, Op.DESCRIBE, T.CLUSTER, CLUSTER_NAME)
     for api in (apis.ENVELOPE, apis.LEADER_AND_ISR, apis.CREATE_ACLS, apis.ELECT_LEADERS, apis.DESCRIBE_TIMELINE):

@@ -10,8 +10,16 @@ import pytest
 import typer
 
 from minibroker import application
+from minibroker.client.cli.commands import options
 from minibroker.client.cli.terminal.hints import pastable
-from minibroker.client.cli.terminal.output import DEFAULT_DATA, BootstrapOption, DataOption, note, run_app
+from minibroker.client.cli.terminal.output import (
+    DEFAULT_DATA,
+    BootstrapOption,
+    DataOption,
+    bootstrap_servers,
+    note,
+    run_app,
+)
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.protocol.errors import MinibrokerError
 
@@ -53,6 +61,55 @@ def test_a_hint_repeats_which_cluster_was_meant_and_only_as_its_command_takes_it
     assert capsys.readouterr().err == (
         f"error: see `minibroker topics list{repeated_by_both}`, `minibroker up{repeated_by_local}`, "
         "`minibroker up --data DIR` or `minibroker fail --help`\n"
+    )
+
+
+@pytest.mark.parametrize(
+    ("typed", "is_secured", "expected"),
+    [
+        (
+            ["--bootstrap", "b1:9092"],
+            False,
+            ("--command-config c.properties topics list --bootstrap b1:9092", "FILE", " --bootstrap b1:9092"),
+        ),
+        (["--bootstrap", "localhost:9092"], True, ("topics list --data {}", "", " --data {}")),
+        ([], True, ("topics list --data {}", "", " --data {}")),
+    ],
+)
+def test_a_hint_repeats_the_settings_that_reach_the_cluster_but_not_those_of_a_refused_user(
+    typed: list[str],
+    is_secured: bool,
+    expected: tuple[str, str, str],
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "c.properties").write_text("")
+    data = tmp_path / "data"
+    data.mkdir()
+    if is_secured:
+        (data / "client.properties").write_text("")
+        (data / "cluster.json").write_text('{"bootstrap": "127.0.0.1:9092,127.0.0.1:9093"}')
+    app, topics, acls = typer.Typer(add_completion=False), typer.Typer(), typer.Typer()
+    app.callback()(options)
+
+    def refused(bootstrap: BootstrapOption = None, data: DataOption = DEFAULT_DATA) -> None:
+        bootstrap_servers(bootstrap, data)
+        raise MinibrokerError("see `minibroker topics list`, `minibroker acls add --topic a`")
+
+    topics.command("list")(refused)
+    topics.command("again")(refused)
+    acls.command("add")(refused)
+    acls.command("again")(refused)
+    app.add_typer(topics, name="topics")
+    app.add_typer(acls, name="acls")
+    assert run_app(app, ["--command-config", "c.properties", "topics", "list", *typed, "--data", str(data)]) == 1
+    shown, administrator, cluster = (text.format(data) for text in expected)
+    config = f"--command-config {administrator} " if administrator else ""
+    assert (
+        capsys.readouterr().err
+        == f"error: see `minibroker {shown}`, `minibroker {config}acls add --topic a{cluster}`\n"
     )
 
 

@@ -148,7 +148,11 @@ async def test_a_wrong_password_fails_at_once_with_the_brokers_reason(
         admin = Admin(cluster.bootstrap, **alice(mechanism, "wrong-secret"))
         with pytest.raises(AuthenticationFailed, match=REASON) as failed:
             await admin.start()
-        assert failed.value.reason == REASON
+        assert failed.value.reason.startswith(f"{REASON}: the password is wrong, or there is no such user: ")
+        assert failed.value.user == "alice"
+        assert "as user 'alice' to the broker" in str(failed.value)
+        remedy = "users of PLAIN are in" if mechanism == "PLAIN" else f"alter --user alice --set '{mechanism}=[]'`"
+        assert remedy in failed.value.reason
         assert len(cluster.requests(SASL_HANDSHAKE)) == 1
         assert cluster.requests(METADATA) == []
     assert "wrong-secret" not in caplog.text + str(failed.value)

@@ -322,7 +322,7 @@ def test_the_last_failure_of_a_broker_decides_whether_it_is_said_to_be_silent(mo
             return HANG if count == 1 else DROP
 
         scripted.rules.append(hang_once)
-        with pytest.raises(NetworkError, match="Start the brokers") as failed:
+        with pytest.raises(NetworkError, match="If that is no broker, give the address") as failed:
             await runtime.start()
         assert not isinstance(failed.value, RequestTimedOut)
 
