@@ -522,7 +522,8 @@ class Producer(NamesOfKafkasProducer, Client):
             raise self._not_running()
 
     async def close(self) -> None:
-        """`flush`, then end all tasks and connections in any case. An open transaction is aborted. Raises as `flush`. A
+        """`flush`, then end all tasks and connections in any case. An open transaction is aborted. Raises as `flush`;
+        leaving `async with` by an exception waits for the same, and adds what failed to that exception as a note. A
         second `close` waits for the first one, and does not raise its errors."""
         state = self._state
         if state == "closed":

@@ -3,19 +3,17 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
 from pathlib import Path
 from typing import Annotated
 
 import typer
 
 from minibroker.client.cli.terminal.output import DEFAULT_DATA, DataOption, Format, FormatOption, UsageError, note
-from minibroker.deploy.acting import WhoArgument, act, parsed_who
-from minibroker.deploy.journal import OTHER, WHO
+from minibroker.deploy.acting import WhoArgument, act
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.processes import ProcessState
-from minibroker.deploy.local.who import AllBrokers, Member, Who, name_of
-from minibroker.deploy.times import parse_time
+from minibroker.deploy.local.who import MalformedWho, Member, Who, name_of
+from minibroker.deploy.named_faults import Ordered, Words, WrongWords, ordered
 
 app = typer.Typer(
     help="Without root: break the disk, network or clock of a broker of `minibroker up --allow-faults`, or move a "
@@ -35,10 +33,7 @@ def fill_disk(
     who: WhoArgument, log_dir: LogDirOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
 ) -> None:
     """Let no file of the broker grow, as on a full disk."""
-    cluster = FaultyCluster(data)
-    sentence = f"fill disk of {WHO}" if log_dir is None else None
-    rest = _options(("--log-dir", log_dir))
-    _fault("fill-disk", lambda found: cluster.fill_disk(found, log_dir), who, format, data, sentence, rest=rest)
+    _fault("fill-disk", who, Words(log_dir=log_dir), data, format)
 
 
 @app.command("break-disk")
@@ -46,10 +41,7 @@ def break_disk(
     who: WhoArgument, log_dir: LogDirOption = None, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE
 ) -> None:
     """Let each call of the broker's disk fail with EIO."""
-    cluster = FaultyCluster(data)
-    sentence = f"break disk of {WHO}" if log_dir is None else None
-    rest = _options(("--log-dir", log_dir))
-    _fault("break-disk", lambda found: cluster.break_disk(found, log_dir), who, format, data, sentence, rest=rest)
+    _fault("break-disk", who, Words(log_dir=log_dir), data, format)
 
 
 @app.command("slow-disk")
@@ -67,20 +59,8 @@ def slow_disk(
     """Let each fsync of the broker take TIME longer.
 
     Acknowledgements wait for an fsync only in topics with durability=synced. In other topics, --writes delays them."""
-    delay_s = _seconds(time)
-    write_delay_s = delay_s if writes or not delay_s else None
-    cluster = FaultyCluster(data)
-    sentence = f"slow disk of {WHO} by {time.strip()}" if log_dir is None and not writes else None
-    _fault(
-        "slow-disk",
-        lambda found: cluster.slow_disk(found, delay_s, write_delay_s, log_dir),
-        who,
-        format,
-        data,
-        sentence,
-        rest=time + _options(("--writes", writes), ("--log-dir", log_dir)),
-    )
-    _note_end(delay_s, "the disks are not slow any more")
+    order = _fault("slow-disk", who, Words(time, log_dir=log_dir, writes=writes), data, format)
+    _note_end(order, "the disks are not slow any more")
 
 
 OtherArgument = Annotated[str, typer.Argument(metavar="OTHER", help="As WHO: the process at the other end.")]
@@ -95,25 +75,13 @@ def cut(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Lose all packets between two brokers, or between a broker and zookeeper. Connections stay open, silent."""
-    cluster, end = FaultyCluster(data), parsed_who(other)
-    is_of_two = not any(isinstance(one, AllBrokers) for one in (end, parsed_who(who)))
-    words = f"cut packets from {WHO} to {OTHER}" if one_way else f"cut {WHO} from {OTHER}"
-    _fault(
-        "cut",
-        lambda found: cluster.cut(found, end, one_way=one_way),
-        who,
-        format,
-        data,
-        words if is_of_two else None,
-        rest=other + _options(("--one-way", one_way)),
-        other=other,
-    )
+    _fault("cut", who, Words(other=other, one_way=one_way), data, format)
 
 
 @app.command("isolate")
 def isolate(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Lose all packets of the broker: from and to other brokers, ZooKeeper and clients."""
-    _fault("isolate", FaultyCluster(data).isolate, who, format, data, f"isolate {WHO}")
+    _fault("isolate", who, Words(), data, format)
 
 
 @app.command("slow-network")
@@ -130,25 +98,14 @@ def slow_network(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Let each packet that the broker sends take TIME longer."""
-    cluster, delay_s = FaultyCluster(data), _seconds(time)
-    end = None if other is None else parsed_who(other)
-    sentence = f"slow network by {time.strip()}" if who == "all" and end is None else None
-    _fault(
-        "slow-network",
-        lambda found: cluster.slow_network(found, delay_s, end),
-        who,
-        format,
-        data,
-        sentence,
-        rest=time + _options(("--between", other)),
-    )
-    _note_end(delay_s, "these packets are not slow any more")
+    order = _fault("slow-network", who, Words(time, other or ""), data, format)
+    _note_end(order, "these packets are not slow any more")
 
 
 @app.command("drop-connections")
 def drop_connections(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: FormatOption = Format.TABLE) -> None:
     """Break all connections of the broker once, with other brokers and with clients. They may connect again."""
-    _fault("drop-connections", FaultyCluster(data).drop_connections, who, format, data, f"drop connections of {WHO}")
+    _fault("drop-connections", who, Words(), data, format)
 
 
 @app.command("move-clock")
@@ -160,12 +117,7 @@ def move_clock(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """Let the broker's wall clock jump forward by TIME, in addition to earlier jumps."""
-    cluster, by_s = FaultyCluster(data), _seconds(time) * (-1 if back else 1)
-    if not by_s:
-        raise UsageError(f"TIME is {time!r}, so no clock would move: give a longer time, or `minibroker heal`")
-    sentence = None if back else f"move clock of {WHO} by {time.strip()}"
-    rest = time + _options(("--back", back))
-    _fault("move-clock", lambda found: cluster.move_clock(found, by_s), who, format, data, sentence, rest=rest)
+    _fault("move-clock", who, Words(time, back=back), data, format)
 
 
 @app.command("move-coordinator")
@@ -174,8 +126,7 @@ def move_coordinator(who: WhoArgument, data: DataOption = DEFAULT_DATA, format: 
 
     WHO is coordinator:GROUP or transactions:ID. Prints the former coordinator and the new one. The order of the
     replicas of the coordinator's partition changes, and its first replica is elected."""
-    # A recorded scenario has no groups and no transactional ids.
-    _fault("move-coordinator", FaultyCluster(data).move_coordinator, who, format, data, None)
+    _fault("move-coordinator", who, Words(), data, format)
 
 
 def heal(
@@ -196,34 +147,26 @@ def heal(
     act("heal", healed, who, format, data, sentence="heal" if who == "all" else None)
 
 
-def _fault(
-    action: str,
-    method: Callable[[Who], list[Member]],
-    who: str,
-    format: Format,
-    data: Path,
-    sentence: str | None,
-    *,
-    rest: str = "",
-    other: str | None = None,
-) -> None:
-    command = f"fault {action} {who} {rest.strip()}".rstrip()
-    act(action, method, who, format, data, command=command, sentence=sentence, other=other)
-
-
-def _options(*given: tuple[str, str | int | bool | None]) -> str:
-    """Return the options that were given, as they are typed."""
-    return "".join(f" {name}" if value is True else f" {name} {value}" for name, value in given if value)
-
-
-def _note_end(delay_s: float, text: str) -> None:
-    """Say that a delay of nothing ends the fault: the word of the command says the opposite."""
-    if not delay_s:
-        sys.stderr.write(f"0 ms: {text}\n")
-
-
-def _seconds(time: str) -> float:
+def _fault(name: str, who: str, words: Words, data: Path, format: Format) -> Ordered:
     try:
-        return parse_time(time)
-    except ValueError as error:
-        raise UsageError(f"TIME is {time!r}: {error}") from None
+        order = ordered(name, who, words)
+    except (WrongWords, MalformedWho) as error:
+        raise UsageError(str(error)) from None
+    cluster = FaultyCluster(data)
+    act(
+        name,
+        lambda _: order.apply(cluster),
+        who,
+        format,
+        data,
+        command=order.command,
+        sentence=order.sentence,
+        other=order.words.other if order.has_other else None,
+    )
+    return order
+
+
+def _note_end(order: Ordered, text: str) -> None:
+    """Say that a delay of nothing ends the fault: the word of the command says the opposite."""
+    if not order.time_s:
+        sys.stderr.write(f"0 ms: {text}\n")

@@ -15,10 +15,11 @@ from __future__ import annotations
 import asyncio
 import ipaddress
 import logging
+import re
 import secrets
 import socket
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Generic, TypeVar
@@ -29,7 +30,7 @@ import uvicorn
 from starlette.applications import Starlette
 from starlette.middleware import Middleware
 from starlette.requests import ClientDisconnect, Request
-from starlette.responses import PlainTextResponse, RedirectResponse, Response, StreamingResponse
+from starlette.responses import HTMLResponse, PlainTextResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
@@ -45,7 +46,8 @@ from minibroker.deploy.console.records import AUTO, FORMATS, RecordReading, Reco
 from minibroker.deploy.console.sampling import Sampler
 from minibroker.deploy.console.shared import Look, Pace, Reading, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
-from minibroker.deploy.console.views import Query
+from minibroker.deploy.console.views import Query, still_true
+from minibroker.deploy.named_faults import Words, WrongWords
 from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import INTERNAL_TOPICS
@@ -74,6 +76,7 @@ MAX_RENDERED = 64
 """Pages of this many queries are kept as HTML."""
 FORM_WITHIN_S = 10.0
 MAX_FORM_BYTES = 4_096
+MAX_FIELDS = 12
 MAX_TOPIC = 249
 MAX_GROUP = 1_000
 MAX_NUMBER = 20
@@ -194,9 +197,11 @@ class Console:
         def overview(reading: Reading[ClusterState], query: Query) -> Sections:
             found, error = (None, None) if known is None else (known.value, known.error)
             is_checking = known is not None and not known.is_known
-            problems = pages.problem_section(found, error, is_checking)
             is_lost = reading.error is not None and not reader.silent
             as_of_ms = reading.read_at_ms if is_lost else None
+            if found is not None and reading.value is not None and reading.error is None:
+                found = still_true(found, reading.value)
+            problems = pages.problem_section(found, error, is_checking)
             return problems | pages.overview_sections(reading.value, query, found, is_checking, as_of_ms)
 
         def of_timeline(_: Query) -> Shared[Timeline]:
@@ -327,14 +332,24 @@ class Console:
         headers = request.headers
         if not is_same_origin(headers.get("host", ""), headers.get("origin"), headers.get("sec-fetch-site")):
             return PlainTextResponse("Commands are given by the buttons of this console's own pages.\n", 403)
-        given = await _form_of(request)
-        if not secrets.compare_digest(given.get("token", "").encode(), self._faults.token.encode()):
-            return PlainTextResponse("This page is of an earlier console: reload it.\n", 403)
         try:
-            self._faults.apply(*(given.get(word, "").strip() for word in ("action", "who", "time", "other")))
+            given = await _form_of(request)
+        except _Refused as error:
+            return self._refusal(request, str(error), 413)
+        if not secrets.compare_digest(given.get("token", "").encode(), self._faults.token.encode()):
+            return self._refusal(request, "This page is of an earlier console: reload it.", 403)
+        try:
+            self._faults.apply(given.get("action", "").strip(), given.get("who", "").strip(), _words_of(given))
         except MinibrokerError as error:
-            return PlainTextResponse(f"{printable(str(error))}\n", 400)
+            return self._refusal(request, printable(str(error)), 400)
         return RedirectResponse(fault_page.PATH, 303)
+
+    def _refusal(self, request: Request, text: str, status: int) -> Response:
+        """Return the text for the page's script, or a page for a browser that has none."""
+        if "text/html" not in request.headers.get("accept", ""):
+            return PlainTextResponse(f"{text}\n", status)
+        before, after = frame(fault_page.PATH, _events_of(fault_page.PATH), self._pages)
+        return HTMLResponse(before + fault_page.refusal(text) + after, status)
 
     async def _events(self, request: Request) -> Response:
         if request.method == "HEAD":  # uvicorn sends no body, so that the stream would stay open in silence
@@ -457,18 +472,37 @@ def topics_of_timeline(timeline: Timeline | None) -> list[str]:
     return sorted(changed - INTERNAL_TOPICS)
 
 
+class _Refused(Exception):
+    """The form cannot be read; the message says why."""
+
+
 async def _form_of(request: Request) -> dict[str, str]:
-    """Return the fields of a form; none if it is too large, has too many fields or takes too long."""
+    """Return the fields of a form. Raises _Refused if it is too large, has too many fields or takes too long."""
     body = b""
     try:
         async with asyncio.timeout(FORM_WITHIN_S):
             async for part in request.stream():
                 body += part
                 if len(body) > MAX_FORM_BYTES:
-                    return {}
-        return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=10))
-    except (TimeoutError, ClientDisconnect, ValueError):  # ValueError: more fields than a form of ours has
-        return {}
+                    raise _Refused(f"The form has more than {MAX_FORM_BYTES:,} bytes: shorten its words.")
+        return dict(parse_qsl(body.decode("utf-8", "replace"), max_num_fields=MAX_FIELDS))
+    except TimeoutError:
+        raise _Refused(f"The form did not arrive within {FORM_WITHIN_S:g} s: send it again.") from None
+    except (ClientDisconnect, ValueError):  # ValueError: more fields than a form of ours has
+        raise _Refused(f"The form has more than {MAX_FIELDS} fields: use the buttons of the page.") from None
+
+
+def _words_of(given: Mapping[str, str]) -> Words:
+    """Raises WrongWords."""
+    log_dir = given.get("log_dir", "").strip()
+    if log_dir and not re.fullmatch("[1-9][0-9]{0,3}", log_dir):
+        raise WrongWords(f"--log-dir is {log_dir!r}: give the number of a log directory, from 1 on, or nothing for all")
+    return Words(
+        given.get("time", "").strip(),
+        given.get("other", "").strip(),
+        int(log_dir) if log_dir else None,
+        *(given.get(option) == "1" for option in ("writes", "one_way", "back")),
+    )
 
 
 def query_of(request: Request) -> Query:

@@ -5,13 +5,16 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 
 from minibroker.client.cli.timelines.words import clock_time
-from minibroker.deploy.console.faults import INJECTED, PROCESS_COMMANDS, Applied, MemberState
+from minibroker.deploy.console.faults import PROCESS_COMMANDS, Applied, MemberState
 from minibroker.deploy.console.markup import Content, Markup, element, in_words
 from minibroker.deploy.console.parts import Sections, section, table
+from minibroker.deploy.named_faults import NAMED_FAULTS
 
 PATH = "/faults"
 CONTROLLER, ALL = "controller", "all"
 SHOWN = 50
+MAX_WORD = 300
+"""Characters of a word: names of topics, groups and transactional ids are shorter."""
 STATES = {"running": ("✓ running", "alive"), "paused": ("? paused", "silent"), "gone": ("✗ not running", "dead")}
 ONE_OF_MANY = "Commands for one process, as on the command line"
 OF_BROKERS = "Faults of the disk, network and clock of brokers of `minibroker up --allow-faults`"
@@ -42,10 +45,21 @@ def fault_sections(members: Sequence[MemberState] | None, applied: Sequence[Appl
         "applied": section(
             "applied",
             element("h2", "What the commands did"),
-            table("Commands", ("When", "Command", "Outcome"), said) if said else element("p", "No command was given."),
+            table("Commands", ("When (UTC)", "Command", "Outcome"), said)
+            if said
+            else element("p", "No command was given."),
             element("p", element("a", "The failovers that they caused", href="/failovers")) if said else None,
         ),
     }
+
+
+def refusal(text: str) -> Markup:
+    """Return what a browser without JavaScript shows instead of the page."""
+    return element(
+        "section",
+        element("p", in_words(text), role="alert", class_="bad"),
+        element("p", element("a", "Back to the faults", href=PATH)),
+    )
 
 
 def who_forms(token: str) -> Markup:
@@ -69,7 +83,7 @@ def _process_form(token: str) -> Markup:
 
 
 def _injected_form(token: str) -> Markup:
-    does = {name: each.does for name, each in INJECTED.items()}
+    does = {name: each.does for name, each in NAMED_FAULTS.items()}
     return element(
         "form",
         _hidden(token),
@@ -77,9 +91,22 @@ def _injected_form(token: str) -> Markup:
         _word("Who", "who", "leader:orders-0", required=True),
         _word("Time", "time", "200ms", required=False),
         _word("Other", "other", "zookeeper", required=False),
+        element(
+            "fieldset",
+            element("legend", "Options"),
+            element(
+                "label",
+                "--log-dir, of disks ",
+                element("input", name="log_dir", type="number", min=1, placeholder="all"),
+            ),
+            _option("writes", "--writes, of slow-disk", checked=True),
+            _option("one_way", "--one-way, of cut"),
+            _option("back", "--back, of move-clock"),
+            element("span", "--between, of slow-network: Other"),
+        ),
         [
             element("button", f"{name} {each.needs}".rstrip(), name="action", value=name)
-            for name, each in INJECTED.items()
+            for name, each in NAMED_FAULTS.items()
         ],
         method="post",
         action=PATH,
@@ -87,9 +114,21 @@ def _injected_form(token: str) -> Markup:
     )
 
 
+def _option(name: str, label: str, *, checked: bool = False) -> Markup:
+    return element("label", element("input", type="checkbox", name=name, value="1", checked=checked), f" {label}")
+
+
 def _word(label: str, name: str, example: str, *, required: bool) -> Markup:
     listed = None if name == "time" else "whos"
-    box = element("input", name=name, list=listed, required=required, autocomplete="off", placeholder=example)
+    box = element(
+        "input",
+        name=name,
+        list=listed,
+        required=required,
+        autocomplete="off",
+        placeholder=example,
+        maxlength=MAX_WORD,
+    )
     return element("label", f"{label} ", box)
 
 

@@ -19,8 +19,8 @@ from minibroker.deploy.console.shared import in_thread
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.injected import all_faults
-from minibroker.deploy.local.who import ZOOKEEPER, AllBrokers, Member, Who, acted, name_of, parse_who
-from minibroker.deploy.times import parse_time
+from minibroker.deploy.local.who import ZOOKEEPER, Member, acted, name_of, parse_who
+from minibroker.deploy.named_faults import HEAL, NAMED_FAULTS, Words, ordered
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.faults import described
 
@@ -32,64 +32,13 @@ PROCESS_COMMANDS = {
     "start": "what was killed or stopped",
 }
 """The commands for any process, and what they do."""
-REPAIRS = ("resume", "start", "heal")
+REPAIRS = ("resume", "start", HEAL)
+HARMLESS = (*REPAIRS, "move-coordinator", "move-clock")
+"""No broker is lost by them."""
 MAX_KEPT = 200
 MAX_AT_ONCE = 8
 CAUSED_WITHIN_MS = 30_000
 """A failover begins at most this long after its cause: a paused broker is missed when its ZooKeeper session ends."""
-
-
-class Injected(NamedTuple):
-    """A command for brokers of `up --allow-faults`."""
-
-    does: str
-    method: Callable[[FaultyCluster, Who, float, Who], list[Member]]
-    """Receives WHO, TIME in seconds, and OTHER; the latter two are defaults where the command lacks them."""
-    sentence: str | None = None
-    """That of a scenario file, with the journal's places for the words, and TIME; None: there is none."""
-    needs: str = ""
-    """The word that the command needs beside WHO: TIME or OTHER."""
-    options: str = ""
-
-
-INJECTED = {
-    "fill-disk": Injected("no file can grow", lambda of, who, _, __: of.fill_disk(who), f"fill disk of {journal.WHO}"),
-    "break-disk": Injected(
-        "each call of the disk fails", lambda of, who, _, __: of.break_disk(who), f"break disk of {journal.WHO}"
-    ),
-    "slow-disk": Injected(
-        "each write and fsync takes TIME longer",
-        lambda of, who, time_s, _: of.slow_disk(who, time_s, time_s),
-        needs="TIME",
-        options=" --writes",
-    ),
-    "cut": Injected(
-        "no packet passes to and from OTHER",
-        lambda of, who, _, other: of.cut(who, other),
-        f"cut {journal.WHO} from {journal.OTHER}",
-        needs="OTHER",
-    ),
-    "isolate": Injected("no packet passes at all", lambda of, who, _, __: of.isolate(who), f"isolate {journal.WHO}"),
-    "slow-network": Injected(
-        "each packet takes TIME longer", lambda of, who, time_s, _: of.slow_network(who, time_s), needs="TIME"
-    ),
-    "drop-connections": Injected(
-        "all connections break once",
-        lambda of, who, _, __: of.drop_connections(who),
-        f"drop connections of {journal.WHO}",
-    ),
-    "move-clock": Injected(
-        "the wall clock jumps forward by TIME",
-        lambda of, who, time_s, _: of.move_clock(who, time_s),
-        f"move clock of {journal.WHO} by TIME",
-        needs="TIME",
-    ),
-    "move-coordinator": Injected(
-        "another broker coordinates coordinator:GROUP or transactions:ID",
-        lambda of, who, _, __: of.move_coordinator(who),
-    ),
-    "heal": Injected("all these faults end", lambda of, who, _, __: of.heal(who)),
-}
 
 
 class Applied(NamedTuple):
@@ -107,7 +56,7 @@ class Applied(NamedTuple):
     @property
     def command(self) -> str:
         words = f"{self.action} {self.who}{self.rest}"
-        return f"fault {words}" if self.action in INJECTED and self.action != "heal" else words
+        return f"fault {words}" if self.action in NAMED_FAULTS and self.action != HEAL else words
 
 
 class MemberState(NamedTuple):
@@ -136,32 +85,19 @@ class Faults:
         """The oldest first."""
         return list(self._applied.values())
 
-    def apply(self, action: str, who: str, time: str = "", other: str = "") -> None:
+    def apply(self, action: str, who: str, words: Words = Words()) -> None:  # noqa: B008 (it is immutable)
         """Begin a command. Raises MinibrokerError, among them MalformedWho, if there is none of these words."""
-        parsed = parse_who(who)
         sentence: str | None = f"{action} {journal.WHO}"
-        named: str | None = None
+        rest, named = "", None
         if action in PROCESS_COMMANDS:
-            rest = ""
-            do = partial(getattr(self._cluster, action), parsed)
-        elif (found := INJECTED.get(action)) is not None:
-            delay_s = _seconds(time, action) if found.needs == "TIME" else 0.0
-            end = parsed
-            if found.needs == "OTHER":
-                if not other:
-                    raise LaunchError(
-                        f"{action} is between two processes: give OTHER as well, as in `zookeeper` or `2`"
-                    )
-                named, end = other, parse_who(other)
-            rest = {"TIME": f" {time}", "OTHER": f" {other}"}.get(found.needs, "") + found.options
-            sentence = found.sentence
-            if sentence is not None:
-                sentence = sentence.replace("TIME", time)
-            elif action == "heal" and isinstance(parsed, AllBrokers):
-                sentence = "heal"
-            do = partial(found.method, self._cluster, parsed, delay_s, end)
+            do = partial(getattr(self._cluster, action), parse_who(who))
+        elif action in NAMED_FAULTS:
+            order = ordered(action, who, words)
+            rest, sentence = order.rest, order.sentence
+            named = words.other if order.has_other else None
+            do = partial(order.apply, self._cluster)
         else:
-            raise LaunchError(f"{action!r} is no fault: give {', '.join([*PROCESS_COMMANDS, *INJECTED])}")
+            raise LaunchError(f"{action!r} is no fault: give {', '.join([*PROCESS_COMMANDS, *NAMED_FAULTS])}")
         if len(self._under_way) >= MAX_AT_ONCE:
             raise LaunchError(f"{MAX_AT_ONCE} commands are under way already: wait for one of them")
         self._last += 1
@@ -212,31 +148,24 @@ class Faults:
             yield MemberState(ZOOKEEPER, name_of(ZOOKEEPER), self._cluster.state_of(ZOOKEEPER).value)
 
 
-def _seconds(time: str, action: str) -> float:
-    """Raises LaunchError."""
-    try:
-        return parse_time(time)
-    except ValueError as error:
-        raise LaunchError(f"{action} takes a time, and TIME is {time!r}: {error}") from None
+def may_cause(fault: Applied) -> bool:
+    """Whether a failover may follow from the command: it was carried out, or is under way, and does harm."""
+    return not fault.failed and fault.action not in HARMLESS
 
 
 def causes_of(story: Story, faults: Sequence[Applied]) -> list[tuple[Applied, float]]:
     """Return the faults that were applied shortly before the failover or during it, with their times, in milliseconds
     after its beginning."""
-    return [
-        (fault, fault.at_ms - story.began_ms)
-        for fault in faults
-        if fault.action not in REPAIRS and _is_cause(story, fault)
-    ]
+    return [(fault, fault.at_ms - story.began_ms) for fault in faults if _is_cause(story, fault)]
 
 
 def consequences_of(fault: Applied, stories: Sequence[Story]) -> list[Story]:
-    return [story for story in stories if fault.action not in REPAIRS and _is_cause(story, fault)]
+    return [story for story in stories if _is_cause(story, fault)]
 
 
 def _is_cause(story: Story, fault: Applied) -> bool:
     last_ms = max([0.0, *(step.at_ms for step in story.steps)])
-    return not fault.failed and -CAUSED_WITHIN_MS <= fault.at_ms - story.began_ms <= last_ms
+    return may_cause(fault) and -CAUSED_WITHIN_MS <= fault.at_ms - story.began_ms <= last_ms
 
 
 def is_same_origin(host: str, origin: str | None, fetch_site: str | None) -> bool:

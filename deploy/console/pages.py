@@ -11,7 +11,7 @@ from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds, time_of_day
 from minibroker.deploy.console.chart import drawing
-from minibroker.deploy.console.faults import Applied, causes_of, consequences_of
+from minibroker.deploy.console.faults import Applied, causes_of, consequences_of, may_cause
 from minibroker.deploy.console.markup import Content, Markup, element, in_words
 from minibroker.deploy.console.parts import Sections, address, capitalized, number, pager, section, table
 from minibroker.deploy.console.plots import figure, within
@@ -357,6 +357,7 @@ _LEGEND = element(
 
 
 def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content:
+    faults = [fault for fault in faults if may_cause(fault)]
     if not faults:
         return None
     rows = []
@@ -370,17 +371,13 @@ def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content
                 "tr",
                 element("td", clock_time(fault.at_ms), class_="time"),
                 element("th", fault.command, scope="row"),
-                element(
-                    "td",
-                    "under way" if fault.said is None else in_words(fault.said),
-                    class_="reason dead" if fault.failed else "reason",
-                ),
+                element("td", "under way" if fault.said is None else in_words(fault.said), class_="reason"),
                 element("td", element("ul", links) if links else "–"),
             )
         )
     return [
         element("h2", "Faults from this console"),
-        table("Faults from this console", ("When", "Command", "Outcome", "Followed by"), rows),
+        table("Faults from this console", ("When (UTC)", "Command", "Outcome", "Followed by"), rows),
     ]
 
 
@@ -489,7 +486,7 @@ def _group(details: GroupDetails, sampled: Sequence[tuple[float, int | None]], n
         "article",
         element("h2", group.group),
         element("p", " · ".join(facts)),
-        figure(f"lag-{group.group}", "Lag in the last ten minutes", " records", lags_known),
+        figure(f"lag-{group.group}", "Lag in the last ten minutes", "records", lags_known),
         table("Members", ("Client", "Member", "Host", "Partitions", "Lag"), members) if members else None,
         table("Partitions", header, lags) if lags else None,
         element("p", in_words(f"and {rest:,} more partitions: `minibroker groups describe` shows all"))

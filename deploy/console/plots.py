@@ -17,11 +17,14 @@ from minibroker.deploy.console.parts import Sections, section
 from minibroker.deploy.console.sampling import EVERY_S, KEPT_S, MAX_EVERY_S, Sample
 
 PATH = "/metrics"
-WIDTH, HEIGHT = 600, 150
-LEFT, RIGHT, TOP, BOTTOM = 56, 12, 10, 24
+WIDTH, HEIGHT = 600, 164
+LEFT, RIGHT, TOP, BOTTOM = 56, 18, 24, 24
 GAP_S = 2 * MAX_EVERY_S
 """Points that are further apart are not joined."""
 TICK_S = 120
+MILLISECONDS, PER_SECOND = "ms", "per second"
+MANY_MS = 10_000
+"""An axis with so many milliseconds has seconds."""
 
 Point = tuple[float, float]
 """Seconds before now, and a value."""
@@ -38,10 +41,12 @@ class Plot(NamedTuple):
     """Of time."""
     levels: tuple[tuple[float, str], ...]
     """Of values."""
+    unit: str
+    """Of the levels."""
 
 
-def plot_of(points: Sequence[Known], bars: Sequence[Point] = ()) -> Plot:
-    """Lay out points in the order of time, and bars."""
+def plot_of(points: Sequence[Known], bars: Sequence[Point] = (), unit: str = "") -> Plot:
+    """Lay out points in the order of time, and bars. Many milliseconds are shown as seconds."""
     step = _step(max([0.0, *(value for _, value in (*points, *bars) if value is not None)]))
     top = step * 3
 
@@ -50,6 +55,7 @@ def plot_of(points: Sequence[Known], bars: Sequence[Point] = ()) -> Plot:
         x = LEFT + (1 - ago_s / KEPT_S) * (WIDTH - LEFT - RIGHT)
         return x, TOP + (1 - value / top) * (HEIGHT - TOP - BOTTOM)
 
+    divisor, shown_unit = (1_000, "s") if unit == MILLISECONDS and top >= MANY_MS else (1, unit)
     lines: list[list[tuple[float, float]]] = []
     last_s: float | None = None
     for ago_s, value in points:
@@ -67,7 +73,8 @@ def plot_of(points: Sequence[Known], bars: Sequence[Point] = ()) -> Plot:
             (place((ago_s, 0))[0], f"−{ago_s // 60} min" if ago_s else "now")
             for ago_s in range(int(KEPT_S), -1, -TICK_S)
         ),
-        tuple((place((0, step * each))[1], _short(step * each)) for each in range(4)),
+        tuple((place((0, step * each))[1], _short(step * each / divisor)) for each in range(4)),
+        shown_unit,
     )
 
 
@@ -101,17 +108,17 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
         if story.led_ms is not None and 0 <= (ago_s := now_s - story.began_ms / 1_000) <= KEPT_S
     ]
     parts = [
-        figure("records", "Records produced per second", "/s", points(lambda each: each.records_per_s)),
-        figure("stalls", "Failovers: time until led again", " ms", (), stalls),
-        figure("produce", "Mean time of producers' requests", " ms", points(lambda each: each.produce_ms)),
-        figure("refused", "Producers' batches refused per second", "/s", points(lambda each: each.refused_per_s)),
-        figure("waiting", "Producers' requests that wait for followers", "", points(lambda each: each.waiting)),
-        figure("groups", "Lag of consumer groups", " records", with_gaps(lambda each: each.group_lag)),
+        figure("records", "Records produced per second", PER_SECOND, points(lambda each: each.records_per_s)),
+        figure("stalls", "Failovers: time until led again", MILLISECONDS, (), stalls),
+        figure("produce", "Mean time of producers' requests", MILLISECONDS, points(lambda each: each.produce_ms)),
+        figure("refused", "Producers' batches refused per second", PER_SECOND, points(lambda each: each.refused_per_s)),
+        figure("waiting", "Producers' requests that wait for followers", "requests", points(lambda each: each.waiting)),
+        figure("groups", "Lag of consumer groups", "records", with_gaps(lambda each: each.group_lag)),
         figure(
-            "followers", "Committed records that followers lack", " records", with_gaps(lambda each: each.follower_lag)
+            "followers", "Committed records that followers lack", "records", with_gaps(lambda each: each.follower_lag)
         ),
-        figure("under", "Under-replicated partitions", "", points(lambda each: each.under_replicated)),
-        figure("leaderless", "Partitions without a leader", "", points(lambda each: each.leaderless)),
+        figure("under", "Under-replicated partitions", "partitions", points(lambda each: each.under_replicated)),
+        figure("leaderless", "Partitions without a leader", "partitions", points(lambda each: each.leaderless)),
     ]
     text = (
         f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs. The length of a failover is "
@@ -135,14 +142,18 @@ def figure(name: str, title: str, unit: str, points: Sequence[Known], bars: Sequ
     elif name == "stalls":
         said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))}"
     else:
-        now = "unknown" if points[-1][1] is None else f"{_exact(values[-1])}{unit}"
+        now = "unknown" if points[-1][1] is None else _with_unit(_exact(values[-1]), unit)
         said = f"{now} now; {_exact(min(values))} to {_exact(max(values))}"
     return element(
         "figure",
         element("figcaption", element("strong", title), element("span", f" {said}", class_="said")),
-        _drawing(plot_of(points, bars), f"{title}: {said}"),
+        _drawing(plot_of(points, bars, unit), f"{title}: {said}"),
         id=f"plot-{name}",
     )
+
+
+def _with_unit(number: str, unit: str) -> str:
+    return f"{number} {unit.removesuffix('s') if number == '1' and unit != MILLISECONDS else unit}"
 
 
 def _exact(value: float) -> str:
@@ -155,9 +166,9 @@ def _drawing(plot: Plot, label: str) -> Markup:
     for y, text in plot.levels:
         shapes.append(element("line", class_="tick", x1=LEFT, x2=WIDTH - RIGHT, y1=_px(y), y2=_px(y)))
         shapes.append(element("text", text, class_="level", x=LEFT - 8, y=_px(y + 4)))
-    for at, (x, text) in enumerate(plot.ticks):
-        kind = "tick-label first" if at == 0 else "tick-label last" if text == "now" else "tick-label"
-        shapes.append(element("text", text, class_=kind, x=_px(x), y=HEIGHT - 6))
+    shapes.append(element("text", plot.unit, class_="unit", x=4, y=12))
+    for x, text in plot.ticks:
+        shapes.append(element("text", text, class_="tick-label", x=_px(x), y=HEIGHT - 6))
     for line in plot.lines:
         shape = " ".join(f"{_px(x)},{_px(y)}" for x, y in line)
         if len(line) == 1:

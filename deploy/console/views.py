@@ -7,6 +7,8 @@ from collections.abc import Iterable, Iterator, Sequence
 from itertools import chain
 from typing import NamedTuple, TypeVar
 
+from msgspec.structs import replace
+
 from minibroker.client.administering.movements import Copy, Movement
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.deploy.console.sessions import Session
@@ -129,6 +131,56 @@ def overview(state: ClusterState, query: Query, health: Status | None = None) ->
         tuple((trouble, counts[trouble]) for trouble in TROUBLES if counts[trouble]),
         tuple(_moves(state)),
     )
+
+
+def still_true(health: Status, state: ClusterState) -> Status:
+    """Return `health` without what a newer state contradicts: it may be some seconds older."""
+    registered = {broker.id for broker in state.description.brokers}
+    brokers = [
+        replace(
+            each,
+            registered=each.id in registered if each.registered is not None else None,
+            unanswered_partitions=[
+                name for name in each.unanswered_partitions if _led_by(state, name) == each.id and each.id in registered
+            ],
+        )
+        for each in health.brokers
+    ]
+    stalled = {
+        name: [broker for broker in awaited if broker in _isr_of(state, name)]
+        for name, awaited in (health.stalled_partitions or {}).items()
+    }
+    return replace(
+        health,
+        brokers=brokers,
+        offline_partitions=None
+        if health.offline_partitions is None
+        else [name for name in health.offline_partitions if _is_offline(state, name)],
+        stalled_partitions=None
+        if health.stalled_partitions is None
+        else {name: awaited for name, awaited in stalled.items() if awaited},
+    )
+
+
+def _described(state: ClusterState, name: str) -> PartitionDescription | None:
+    topic_name, _, number = name.rpartition("-")
+    topic = state.topics.get(topic_name)
+    return None if topic is None or int(number) >= len(topic.partitions) else topic.partitions[int(number)]
+
+
+def _led_by(state: ClusterState, name: str) -> int | None:
+    described = _described(state, name)
+    return None if described is None else described.leader
+
+
+def _is_offline(state: ClusterState, name: str) -> bool:
+    described = _described(state, name)
+    return described is not None and described.leader is None
+
+
+def _isr_of(state: ClusterState, name: str) -> tuple[int, ...]:
+    described = _described(state, name)
+    return () if described is None else described.isr
 
 
 def _moves(state: ClusterState) -> Iterator[Movement]:
@@ -273,7 +325,7 @@ def _cell(
     return Cell("in sync", lag, _doubt(state, health, name, described, broker_id))
 
 
-_DOUBTS = {CUT_OFF: "is cut off from the leader by a fault", STALLED: "has not copied records for seconds"}
+_DOUBTS = {CUT_OFF: "is cut off", STALLED: "does not copy"}
 """Those that are troubles of a partition; a broker that does not answer is one of all its partitions."""
 
 

@@ -131,7 +131,10 @@ def no_such_partition(partition: TopicPartition, view: ClusterView) -> LaunchErr
     """Return the error that names the partitions of the topic; without such a topic, the topics of users."""
     numbers = [name.partition for name in view.partitions if name.topic == partition.topic]
     topics = sorted({name.topic for name in view.partitions} - INTERNAL_TOPICS)
-    if numbers:
+    whole = str(partition)
+    if whole in topics:
+        known = f"{whole} is a topic, so add the number of a partition, as in {whole}-0"
+    elif numbers:
         them = "partition 0" if len(numbers) == 1 else f"partitions {min(numbers)} to {max(numbers)}"
         known = f"{partition.topic} has the {them}"
     elif topics:

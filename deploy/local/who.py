@@ -99,6 +99,12 @@ def parse_who(text: str) -> Who:
 
 def _partition(text: str, role: str) -> TopicPartition:
     topic, dash, number = text.removeprefix(role).rpartition("-")
+    whole = text.removeprefix(role)
+    if topic_name_problem(whole) is None and not whole.endswith("-") and not number.isdecimal():
+        raise MalformedWho(
+            f"{text!r} lacks the number of a partition: {role}TOPIC-PARTITION is expected, here {text}-0 for partition "
+            f"0 of {whole}"
+        )
     if not (dash and number.isascii() and number.isdecimal() and len(number) <= 10) or topic_name_problem(topic):
         raise MalformedWho(
             f"{text!r} names no partition: {role}TOPIC-PARTITION is expected, for instance {role}orders-0"

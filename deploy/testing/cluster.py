@@ -14,7 +14,6 @@ import functools
 import os
 import re
 import secrets
-import shlex
 import shutil
 import signal
 import sys
@@ -53,6 +52,7 @@ from minibroker.deploy.local.who import AllBrokers, Member, Who, ZooKeeperServer
 from minibroker.deploy.testing import evidence, guardian
 from minibroker.deploy.testing.breakable import Breakable
 from minibroker.deploy.testing.isolation import Isolation
+from minibroker.deploy.testing.remedies import for_tests
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
 from minibroker.protocol.model import topic_name_problem
 from minibroker.protocol.words import counted
@@ -71,8 +71,6 @@ _GUARDIAN_TIMEOUT_S = 10.0
 _FAULTS_KEPT = 1_000
 KEEP_VARIABLE = "MINIBROKER_KEEP"
 """The environment variable with the directory below which data is kept; `--minibroker-keep` sets it."""
-_COMMAND = re.compile("`(minibroker (?![^`]*--(?:data|help))[^`]+)`")
-"""A command in a message that does not name the cluster yet."""
 
 Topics = Iterable[str | NewTopic]
 _History = tuple[int, list[Process]]
@@ -294,14 +292,13 @@ class SyncLocalCluster(Breakable):
 
     @contextlib.contextmanager
     def _acting(self) -> Iterator[Launcher]:
-        """Add `--data` to the commands in messages: without it they would act on another cluster, or on none."""
+        """Name the remedies of a test in messages."""
         _refuse_in_event_loop()
         launcher = self._running
         try:
             yield launcher
         except LaunchError as error:
-            directory = shlex.quote(str(launcher.directory))
-            error.args = (_COMMAND.sub(lambda found: f"`{found[1]} --data {directory}`", str(error)),)
+            error.args = (for_tests(str(error), launcher.directory),)
             raise
 
     @property

@@ -86,6 +86,12 @@ def browser() -> Iterator[Browser]:
         yield browser
 
 
+TOO_WIDE = """
+return [...document.querySelectorAll('.scroll')].filter((box) => box.scrollWidth > box.clientWidth + 1)
+  .map((box) => box.ariaLabel).filter((label) => label !== 'Time axis');
+"""
+
+
 def _is_quiet(browser: Browser) -> bool:
     """Whether the browser has nothing to complain of, such as a script that was blocked."""
     return [entry["message"] for entry in browser.log("browser") if entry["level"] == "SEVERE"] == []
@@ -217,11 +223,17 @@ def test_each_fault_of_a_broker_has_a_button(console: Console, browser: Browser)
     browser.until("#section-members", "each write in", "takes 20 ms longer")
     press("slow-network", "slow-network: broker 2", who="2", time="5ms")
     press("drop-connections", "drop-connections: broker 2", who="2")
+    browser.click(f"{form} input[name=back]")
     press("move-clock", "move-clock: broker 2", who="2", time="10s")
+    browser.until("#section-members", "its wall clock is 10000 ms behind")
+    press("slow-network", "slow-network: broker 2, broker 3", who="2", time="5ms", other="3")
+    browser.until("#section-applied tbody tr", "fault slow-network 2 5ms --between 3")
     press("move-coordinator", "move-coordinator: broker ", who="coordinator:billing")
     browser.click("form[aria-label='broker 2'] button[value=heal]")
     browser.until("#section-applied tbody tr", "heal: broker 2")
+    browser.click(f"{form} input[name=one_way]")
     press("cut", "cut: broker 2, broker 3", who="2", other="3")
+    browser.until("#section-applied tbody tr", "fault cut 2 3 --one-way")
     press("isolate", "isolate: broker 2", who="2")
     press("heal", "heal: broker 1, broker 2, broker 3", who="all")
     press("fill-disk", "fill-disk: broker 2", who="2")
@@ -231,6 +243,20 @@ def test_each_fault_of_a_broker_has_a_button(console: Console, browser: Browser)
     browser.click(f"{form} button[value=cut]")
     browser.until("#refusal", "give OTHER as well")
     assert browser.run(CONTRAST) == []
+
+
+def test_a_narrow_window_needs_no_scrolling_sideways(minibroker: Shell, console: Console, browser: Browser) -> None:
+    killed = minibroker.ok("kill", "leader:orders-0").split()[-1]
+    browser.devtools("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
+    for path, words in (PAGES | {"/failovers": "was lost"}).items():
+        browser.open(console.address + path)
+        browser.until("main", words)
+        browser.until("#connection", "live")
+        assert browser.run("return document.documentElement.scrollWidth <= 390"), path
+        assert browser.run(TOO_WIDE) == [], path
+        assert browser.run(CONTRAST) == [], path
+    browser.devtools("Emulation.clearDeviceMetricsOverride")
+    minibroker.ok("start", killed)
 
 
 def test_filters_and_pages_are_used_by_mouse_and_by_keyboard(console: Console, browser: Browser) -> None:

@@ -43,9 +43,33 @@ function replace(html) {
   const focusable = "a, button, summary, [tabindex]";
   const focused = [...old.querySelectorAll(focusable)].indexOf(document.activeElement);
   old.replaceWith(fresh);
+  stack(fresh);
   fresh.querySelectorAll(".scroll").forEach((box, index) => (box.scrollLeft = scrolled[index] ?? 0));
   if (focused >= 0) fresh.querySelectorAll(focusable)[focused]?.focus({ preventScroll: true });
 }
+
+// A narrow window shows each row of a table as a list, with the names of the columns.
+const narrow = matchMedia("(max-width: 40rem)");
+
+function stack(root) {
+  if (!narrow.matches) return;
+  for (const table of root.querySelectorAll("table:not(.stacked)")) {
+    const names = [...table.tHead.rows[0].cells].map((cell) => cell.textContent);
+    table.classList.add("stacked");
+    table.setAttribute("role", "table");
+    for (const row of table.tBodies[0].rows) {
+      row.setAttribute("role", "row");
+      [...row.cells].forEach((cell, index) => {
+        cell.dataset.label = names[index];
+        cell.setAttribute("role", index === 0 ? "rowheader" : "cell");
+        if (cell.textContent.length > 60) cell.classList.add("long");
+      });
+    }
+  }
+}
+
+narrow.addEventListener("change", () => stack(document));
+stack(document);
 
 // A command leaves the page where it is; the event stream shows what it does. Without this, the form goes back to it.
 document.addEventListener("submit", async (event) => {

@@ -7,6 +7,7 @@ import errno
 import threading
 from collections.abc import Mapping
 from pathlib import Path
+from types import MappingProxyType
 from typing import Any
 from urllib.parse import urlencode
 
@@ -22,6 +23,7 @@ from minibroker.deploy.console.state import Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.who import AllBrokers, BrokerId, Controller, CoordinatorOf, LeaderOf, Member, Who
+from minibroker.deploy.named_faults import Words
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from tests.unit.deploy.console.test_console_edge import Cluster, Request, _console
@@ -57,12 +59,24 @@ class Local:
     def start(self, who: Who) -> list[Member]:
         raise ZeroDivisionError("a fault of ours")
 
-    def slow_disk(self, who: Who, sync_delay_s: float, write_delay_s: float) -> list[Member]:
+    def fill_disk(self, who: Who, log_dir: int | None) -> list[Member]:
+        self.commands.append((f"fill-disk {log_dir}", who))
+        return [1]
+
+    def move_clock(self, who: Who, by_s: float) -> list[Member]:
+        self.commands.append((f"move-clock {by_s}", who))
+        return [1]
+
+    def slow_network(self, who: Who, delay_s: float, other: Who | None) -> list[Member]:
+        self.commands.append((f"slow-network {delay_s} to {other}", who))
+        return [1, 2]
+
+    def slow_disk(self, who: Who, sync_delay_s: float, write_delay_s: float | None, _: int | None) -> list[Member]:
         self.commands.append((f"slow-disk {sync_delay_s} {write_delay_s}", who))
         return [1]
 
-    def cut(self, who: Who, other: Who) -> list[Member]:
-        self.commands.append((f"cut from {other}", who))
+    def cut(self, who: Who, other: Who, *, one_way: bool) -> list[Member]:
+        self.commands.append((f"cut from {other}{' one way' if one_way else ''}", who))
         return [1, 2]
 
     def heal(self, who: Who) -> list[Member]:
@@ -91,8 +105,9 @@ class Buttons:
         headers: Mapping[str, str] = OWN,
         token: str | None = None,
         host: str = "127.0.0.1:8080",
+        more: Mapping[str, str] = MappingProxyType({}),
     ) -> Request:
-        form = {"action": action, "who": who, "token": self.faults.token if token is None else token}
+        form = {"action": action, "who": who, "token": self.faults.token if token is None else token, **more}
         body = urlencode(form).encode()
         return await Request(self.application, "/faults", host, "POST", headers, body).ended()
 
@@ -126,17 +141,46 @@ async def test_a_recorder_hears_the_words_of_a_command(tmp_path: Path) -> None:
     ("words", "command", "sentence", "done"),
     [
         (
-            ("slow-disk", "leader:orders-0", "200ms", "2"),
+            ("slow-disk", "leader:orders-0", Words("200ms", "2", writes=True)),
             "fault slow-disk leader:orders-0 200ms --writes",
             None,
             ("slow-disk 0.2 0.2", LeaderOf(TopicPartition("orders", 0))),
         ),
-        (("cut", "1", "", "2"), "fault cut 1 2", "cut {who} from {other}", (f"cut from {BrokerId(2)}", BrokerId(1))),
-        (("heal", "all", "", ""), "heal all", "heal", ("heal", AllBrokers())),
+        (
+            ("cut", "1", Words(other="2")),
+            "fault cut 1 2",
+            "cut {who} from {other}",
+            (f"cut from {BrokerId(2)}", BrokerId(1)),
+        ),
+        (
+            ("cut", "1", Words("9s", "2", one_way=True, back=True)),
+            "fault cut 1 2 --one-way",
+            "cut packets from {who} to {other}",
+            (f"cut from {BrokerId(2)} one way", BrokerId(1)),
+        ),
+        (
+            ("slow-network", "1", Words("5ms", "2")),
+            "fault slow-network 1 5ms --between 2",
+            None,
+            (f"slow-network 0.005 to {BrokerId(2)}", BrokerId(1)),
+        ),
+        (
+            ("move-clock", "1", Words("5s", back=True)),
+            "fault move-clock 1 5s --back",
+            None,
+            ("move-clock -5.0", BrokerId(1)),
+        ),
+        (
+            ("fill-disk", "1", Words(log_dir=2)),
+            "fault fill-disk 1 --log-dir 2",
+            None,
+            ("fill-disk 2", BrokerId(1)),
+        ),
+        (("heal", "all", Words()), "heal all", "heal", ("heal", AllBrokers())),
     ],
 )
 async def test_faults_of_brokers_have_the_words_of_the_command_line(
-    tmp_path: Path, words: tuple[str, ...], command: str, sentence: str | None, done: tuple[str, Who]
+    tmp_path: Path, words: tuple[str, str, Words], command: str, sentence: str | None, done: tuple[str, Who]
 ) -> None:
     journal.begin(tmp_path)
     local = Local(tmp_path)
@@ -152,13 +196,14 @@ async def test_faults_of_brokers_have_the_words_of_the_command_line(
 @pytest.mark.parametrize(
     ("words", "why"),
     [
-        (("slow-disk", "1", ""), "TIME is ''"),
-        (("slow-network", "1", "soon"), "TIME is 'soon'"),
-        (("cut", "1"), "give OTHER as well"),
-        (("cut", "1", "", "somebody"), "somebody"),
+        (("slow-disk", "1", Words()), "TIME is ''"),
+        (("slow-network", "1", Words("soon")), "TIME is 'soon'"),
+        (("move-clock", "1", Words("0s")), "TIME is '0s', so no clock would move"),
+        (("cut", "1", Words()), "give OTHER as well"),
+        (("cut", "1", Words(other="somebody")), "somebody"),
     ],
 )
-async def test_a_fault_that_lacks_a_word_is_refused(words: tuple[str, ...], why: str) -> None:
+async def test_a_fault_that_lacks_a_word_is_refused(words: tuple[str, str, Words], why: str) -> None:
     local = Local()
     with pytest.raises(MinibrokerError, match=why):
         _faults(local).apply(*words)
@@ -201,7 +246,8 @@ async def test_a_rebound_name_and_a_huge_form_break_nothing() -> None:
     buttons = Buttons()
     rebound = {"origin": "http://evil.example:8080", "sec-fetch-site": "same-origin"}
     assert (await buttons.press("kill", "all", rebound, host="evil.example:8080")).status == 421
-    assert (await buttons.press("kill", "x" * 5_000)).status == 403
+    huge = await buttons.press("kill", "x" * 5_000)
+    assert (huge.status, huge.body) == (413, b"The form has more than 4,096 bytes: shorten its words.\n")
     assert buttons.faults.applied == []
 
 
@@ -210,6 +256,21 @@ async def test_a_command_of_other_words_is_refused_with_the_words_that_exist(act
     answer = await Buttons().press(action, who)
     assert answer.status == 400
     assert b"give " in answer.body
+
+
+async def test_a_browser_without_javascript_gets_a_refusal_on_a_page() -> None:
+    answer = await Buttons().press("kill", "<b>", {**OWN, "accept": "text/html,*/*;q=0.8"})
+    assert answer.status == 400
+    assert b"&lt;b&gt;" in answer.body
+    assert b'<a href="/faults">Back to the faults</a>' in answer.body
+    assert b"<nav" in answer.body
+
+
+@pytest.mark.parametrize("log_dir", ["0", "-1", "x", "12345"])
+async def test_a_log_directory_that_cannot_be_is_refused(log_dir: str) -> None:
+    answer = await Buttons().press("fill-disk", "1", more={"log_dir": log_dir})
+    assert answer.status == 400
+    assert b"give the number of a log directory" in answer.body
 
 
 async def test_commands_under_way_have_a_limit() -> None:
@@ -277,6 +338,8 @@ def test_a_failover_names_the_faults_before_and_during_it() -> None:
         Applied(4, 99_980, "start", "3", "start: broker 3"),
         Applied(5, 100_200, "pause", "1", None),
         Applied(6, 100_600, "kill", "1", "kill: broker 1"),
+        Applied(7, 99_970, "kill", "33", "there is no broker 33", failed=True),
+        Applied(8, 99_980, "move-coordinator", "coordinator:billing", "moved"),
     ]
     assert [(fault.number, at_ms) for fault, at_ms in causes_of(story, faults)] == [(2, -40), (5, 200)]
     assert consequences_of(faults[1], [_story(50_000, 0.0), story]) == [story]
@@ -284,6 +347,9 @@ def test_a_failover_names_the_faults_before_and_during_it() -> None:
     assert "Applied from this console: <code>kill 2</code>, 40 ms before the first step" in shown["failovers"]
     assert "<code>pause 1</code>, 200 ms after it began" in shown["failovers"]
     assert '<a href="#failover-100000">Broker 2 was lost</a>' in shown["faults"]
+    assert "When (UTC)" in shown["faults"]
+    for unrelated in ("kill 33", "move-coordinator", "start"):  # which failed, or did no harm
+        assert unrelated not in shown["faults"] + shown["failovers"]
 
 
 def test_buttons_and_states_have_names_and_what_was_said_is_escaped() -> None:

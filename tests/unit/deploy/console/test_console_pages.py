@@ -24,7 +24,7 @@ from minibroker.deploy.console.markup import Markup, element, in_words, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
-from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions
+from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions, still_true
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
@@ -256,13 +256,28 @@ def test_a_process_that_runs_without_being_registered_is_not_called_dead() -> No
     assert "it is isolated</td>" in html
 
 
+def test_problems_that_a_newer_state_contradicts_are_not_shown() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1, 3]), _partition(1, None, [2], [2])), alive=(1, 3))
+    health = replace(
+        _status(silent=True, unanswered_partitions=["orders-0"]),
+        offline_partitions=["orders-0", "orders-1", "gone-0"],
+        stalled_partitions={"orders-0": [2, 3], "orders-1": [1]},
+    )
+    told = still_true(health, state)
+    assert told.problems()[0].startswith("broker 2 runs but does not answer and is not in the cluster: ")
+    assert told.offline_partitions == ["orders-1"]
+    assert told.stalled_partitions == {"orders-0": [3]}
+    unknown = still_true(replace(health, offline_partitions=None, stalled_partitions=None), state)
+    assert (unknown.offline_partitions, unknown.stalled_partitions) == (None, None)
+
+
 def test_a_follower_in_sync_that_cannot_copy_is_marked_as_soon_as_that_is_known() -> None:
     state = _state(*(_topic("orders", *(_partition(n, n + 1, [1, 2, 3], [1, 2, 3]) for n in range(2))),))
     cut = state._replace(faults={2: Faults(links={1: Link(loses_sent=True)}), 3: Faults(delay_ms=9)})
     first, second = overview(cut, Query()).partitions
     assert [cell.doubt for cell in first.cells] == ["", "cut off", ""]
     assert (first.trouble, second.trouble) == ("not copied by the whole ISR", "")
-    assert first.detail == "broker 2 is cut off from the leader by a fault"
+    assert first.detail == "broker 2 is cut off"
     assert "? in sync, cut off" in pages.overview_sections(cut, Query())["partitions"]
     health = replace(_status(), stalled_partitions={"orders-1": [3]})
     first, second = overview(state, Query(), health).partitions

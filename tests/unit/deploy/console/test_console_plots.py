@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from itertools import pairwise
+
 import pytest
 
 from minibroker.client.administering.topics import PartitionDescription
@@ -127,6 +129,16 @@ async def test_a_lag_that_is_not_known_makes_the_sum_unknown_and_no_zero() -> No
     assert [lag for _, lag in sampler.lags.of("billing")] == [3, None]
 
 
+def test_many_milliseconds_are_seconds_and_the_times_are_evenly_spaced() -> None:
+    few, many = (plot_of([], [(1.0, value)], "ms") for value in (900.0, 162_993.0))
+    assert (few.unit, [text for _, text in few.levels]) == ("ms", ["0", "500", "1k", "1.5k"])
+    assert (many.unit, [text for _, text in many.levels]) == ("s", ["0", "100", "200", "300"])
+    places = [x for x, _ in few.ticks]
+    assert {round(after - before, 3) for before, after in pairwise(places)} == {round(places[1] - places[0], 3)}
+    html = metric_sections([], None, 0.0)["plots"]
+    assert html.count('class="tick-label"') == 9 * 6  # all of them centred
+
+
 def test_points_that_are_far_apart_are_not_joined() -> None:
     plot = plot_of([(300.0, 1.0), (295.0, 1.0), (295.0 - GAP_S - 1, 1.0)])
     assert [len(line) for line in plot.lines] == [2, 1]
@@ -142,10 +154,17 @@ def test_plots_say_their_values_in_words() -> None:
     story = Story("broker 1 was lost", int((now_s - 60) * 1_000), (), 1, (), 90.0, 624.0)
     old = story._replace(began_ms=0, led_ms=99_999.0)
     html = metric_sections(samples, [old, story], now_s)["plots"]
-    assert "500/s now; 500 to 1,500" in html
+    assert "500 per second now; 500 to 1,500" in html
     assert "1 in ten minutes, the longest 624 ms" in html
     assert "2.2 ms now" in html
-    assert "0 now; 0 to 7" in html
-    assert "34/s now; 34 to 34" in html
+    assert "0 requests now; 0 to 7" in html
+    assert "34 per second now; 34 to 34" in html
     assert "9,999" not in html
+    assert [
+        html.count(f'<text class="unit" x="4" y="12">{unit}</text>') for unit in ("per second", "ms", "records")
+    ] == [
+        2,
+        2,
+        2,
+    ]
     assert "no value yet" in metric_sections([], None, now_s)["plots"]

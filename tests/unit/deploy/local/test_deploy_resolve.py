@@ -66,6 +66,7 @@ def cluster(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> LocalCluster:
         ("leader:orders-0", of_topics("b", "a"), "so nothing was done: the topics are a, b; see"),
         ("leader:orders-0", of_topics(*map(str, range(12))), "the topics are 0, 1, 10, 11, .*, 7 and 2 more; see"),
         ("leader:a-7", of_topics("a", count=3), "partition a-7, so nothing was done: a has the partitions 0 to 2; see"),
+        ("leader:a-7", of_topics("a-7"), "a-7 is a topic, so add the number of a partition, as in a-7-0; see"),
         ("follower:a-7", of_topics("a"), "so nothing was done: a has the partition 0; see"),
         ("coordinator:billing", NOBODY_ANSWERS, "no broker answers, so the coordinator of the group 'bill"),
         (

@@ -50,7 +50,7 @@ def test_a_name_of_no_process_is_refused_with_the_expected_forms(text: str) -> N
 
 
 @pytest.mark.parametrize(
-    "text", ["leader:", "leader:orders", "leader:orders-", "leader:-1", "leader:a/b-1", "leader:a-x"]
+    "text", ["leader:", "leader:orders", "leader:orders-", "leader:-1", "leader:a/b-1", "leader:/-x"]
 )
 def test_a_leader_or_follower_needs_a_topic_and_a_partition(text: str) -> None:
     with pytest.raises(MalformedWho, match="leader:orders-0"):
@@ -71,3 +71,9 @@ def test_pytest_leaves_out_the_frames_of_minibroker() -> None:
     with pytest.raises(MalformedWho) as caught:
         parse_who("leader:orders")
     assert [str(each.path) for each in caught.traceback if not each.ishidden(caught)] == [__file__]
+
+
+def test_a_leader_of_a_topic_alone_is_told_how_to_add_the_partition() -> None:
+    """As in `cluster.kill(f"leader:{topic}")`."""
+    with pytest.raises(MalformedWho, match="'leader:by-day' lacks the number of a partition: .*here leader:by-day-0 "):
+        parse_who("leader:by-day")
