@@ -246,7 +246,11 @@ def test_each_fault_of_a_broker_has_a_button(console: Console, browser: Browser)
 
 
 def test_a_narrow_window_needs_no_scrolling_sideways(minibroker: Shell, console: Console, browser: Browser) -> None:
+    browser.open(f"{console.address}/failovers")
     killed = minibroker.ok("kill", "leader:orders-0").split()[-1]
+    browser.until("main", f"roker {killed} was lost")
+    minibroker.ok("start", killed)
+    minibroker.healthy()
     browser.devtools("Emulation.setDeviceMetricsOverride", width=390, height=844, deviceScaleFactor=1, mobile=True)
     for path, words in (PAGES | {"/failovers": "was lost"}).items():
         browser.open(console.address + path)
@@ -256,7 +260,6 @@ def test_a_narrow_window_needs_no_scrolling_sideways(minibroker: Shell, console:
         assert browser.run(TOO_WIDE) == [], path
         assert browser.run(CONTRAST) == [], path
     browser.devtools("Emulation.clearDeviceMetricsOverride")
-    minibroker.ok("start", killed)
 
 
 def test_filters_and_pages_are_used_by_mouse_and_by_keyboard(console: Console, browser: Browser) -> None:

@@ -247,7 +247,9 @@ def test_a_full_disk_is_named_with_the_fault_and_the_remedies(tmp_path: Path) ->
             overview.until("problems", "Injected faults", "minibroker heal 2")
             with suppress(AssertionError):  # the producer may outlast the broker
                 shell.ok("produce", "orders", stdin=(b"x" * 1_000 + b"\n") * 100)
-            overview.until("problems", "No space left on device", "<code>minibroker start 2</code>")
+            overview.until(
+                "problems", "No space left on device", "<code>minibroker heal 2</code>, then <code>minibroker start 2"
+            )
         finally:
             console.close()
 
