@@ -134,7 +134,7 @@ def test_a_killed_leader_is_seen_live(minibroker: Shell, console: Console) -> No
     assert f"Broker {killed} was lost" in console.page("/failovers?topic=orders")
 
     metrics = console.news("/events/metrics")
-    metrics.until("plots", "/s now", "1 in ten minutes, the longest")
+    metrics.until("plots", "per second now", "1 in ten minutes, the longest")
     metrics.until("producers", "Records/s", "no request", "orders")
 
     assert minibroker.status()["console"] == f"{console.address}/"
