@@ -176,5 +176,5 @@ class _Enveloped:
     def close(self) -> None:
         self._outer.close_quietly()
 
-    def room_in_channel(self) -> None:
+    def room_in_channel(self, size: int) -> None:
         """The request was never offered to the channel."""

@@ -8,9 +8,8 @@ from collections.abc import Callable
 from functools import partial
 from typing import TYPE_CHECKING
 
-from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.metrics import NetworkMetrics, Summary
 from minibroker.broker.network.request_channel import Gate, Request
-from minibroker.broker.network.summaries import Summary
 from minibroker.broker.security.sasl import Outcome, SaslListener, SaslState
 from minibroker.broker.security.scram_credentials import ScramCredentials
 from minibroker.broker.settings.broker_config import BrokerConfig

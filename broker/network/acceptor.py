@@ -13,10 +13,9 @@ import logging
 from collections.abc import Callable, Sequence
 
 from minibroker.broker.network.connection_rates import ConnectionRates, RateOf, Stage
-from minibroker.broker.network.metrics import NetworkMetrics
+from minibroker.broker.network.metrics import NetworkMetrics, Summary
 from minibroker.broker.network.processor import Processor
 from minibroker.broker.network.quotas import ConnectionQuotas
-from minibroker.broker.network.summaries import Summary
 from minibroker.protocol.connections.tls import TlsFailed
 from minibroker.protocol.world import Incoming, Listener
 

@@ -22,6 +22,9 @@ Frame = bytes | memoryview
 """The received bytes of one request. A large frame has a buffer of its own, from which its records are written to the
 log."""
 
+FRAMES_AT_ONCE = 16
+"""The frames that are cut at a time out of the bytes received. To cut so few costs as much as to read them."""
+
 Answer = Sequence[Buffer]
 """A frame to send, in pieces. Large pieces are memory read from a file, and do not change until they are sent."""
 
@@ -134,7 +137,17 @@ class Dialect(Protocol):
 
     @property
     def in_frame(self) -> bool:
-        """Whether a request has arrived in part."""
+        """Whether a request has arrived in part, and no other before it has yet to be returned."""
+        ...
+
+    @property
+    def has_more(self) -> bool:
+        """Whether complete frames have been received that neither `received` nor `more` has returned."""
+        ...
+
+    @property
+    def is_full(self) -> bool:
+        """Whether these leave little room in the buffer, so that nothing should be read."""
         ...
 
     def get_buffer(self) -> memoryview:
@@ -142,7 +155,12 @@ class Dialect(Protocol):
         ...
 
     def received(self, count: int) -> Sequence[Frame]:
-        """Return the frames completed by `count` bytes put into the buffer, in order. Raises BadInput."""
+        """Return the frames completed by `count` bytes put into the buffer, in order and at most FRAMES_AT_ONCE; none
+        while there are others before them. Raises BadInput."""
+        ...
+
+    def more(self) -> Sequence[Frame]:
+        """Return further frames. Raises BadInput."""
         ...
 
     def decode(self, frame: Frame) -> tuple[Api[Any, Any], Header, Message | Undecoded]:

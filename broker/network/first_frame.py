@@ -40,6 +40,8 @@ class FirstFrame:
     election_wait_ms = 0
     rests_on_named_leaders = False
     api_versions: Sequence[ApiVersion] = ()
+    has_more = False
+    is_full = False
 
     def __init__(
         self,
@@ -77,6 +79,9 @@ class FirstFrame:
         self._chosen(dialect)
         dialect.get_buffer()[: self._filled] = self._prefix[: self._filled]
         return dialect.received(self._filled)
+
+    def more(self) -> Sequence[Frame]:
+        raise AssertionError("no frame has been read")
 
     def api_key(self, frame: Frame) -> int:
         raise AssertionError("no frame has been read")

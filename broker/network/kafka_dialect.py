@@ -21,7 +21,15 @@ from functools import partial
 from struct import error as StructError  # noqa: N812 - it is an exception, not a format
 from typing import Any
 
-from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, Undecoded, why_too_large
+from minibroker.broker.network.dialect import (
+    FRAMES_AT_ONCE,
+    Answer,
+    Asked,
+    BadInput,
+    Frame,
+    Undecoded,
+    why_too_large,
+)
 from minibroker.protocol.apis import (
     API_VERSIONS,
     CREATE_PARTITIONS,
@@ -97,7 +105,7 @@ class KafkaDialect(FrameReader):
             assert may_send_all is not None
             return listener.limit_of(prefix) if may_send_all() else MAX_SMALL_REQUEST_BYTES
 
-        super().__init__(listener.limit_of if may_send_all is None else limit_of)
+        super().__init__(listener.limit_of if may_send_all is None else limit_of, FRAMES_AT_ONCE)
         self._listener = listener
 
     def api_key(self, frame: Frame) -> int:
@@ -116,7 +124,13 @@ class KafkaDialect(FrameReader):
         try:
             return self.buffer_updated(count)
         except FrameTooLarge as error:
-            raise BadInput(why_too_large(error, self._listener.max_request_bytes), None, error.frames) from error
+            raise self._too_large(error) from error
+
+    def more(self) -> list[Frame]:
+        try:
+            return self.cut()
+        except FrameTooLarge as error:
+            raise self._too_large(error) from error
 
     def decode(self, frame: Frame) -> tuple[Api[Any, Any], kafka.RequestHeader, Message | Undecoded]:
         reader = MessageReader(frame, _QUICK_ELEMENTS)
@@ -136,6 +150,9 @@ class KafkaDialect(FrameReader):
             return api.api, header, Undecoded(partial(self._body_apart, api, header, frame, start))
         except InvalidMessage as error:
             raise _bad_input(header, error) from error
+
+    def _too_large(self, error: FrameTooLarge) -> BadInput:
+        return BadInput(why_too_large(error, self._listener.max_request_bytes), None, error.frames)
 
     def _body(self, api: KafkaApi, header: kafka.RequestHeader, reader: MessageReader) -> Message:
         """Raises InvalidMessage and BadInput."""

@@ -1,13 +1,16 @@
-"""Counters and sums of the network layer, as plain attributes that the exporter reads."""
+"""Counters and sums of the network layer, as plain attributes that the exporter reads; log lines about what strangers
+can cause as often as they like."""
 
 from __future__ import annotations
 
+import logging
 from collections import defaultdict
 
 from minibroker.protocol.apis import APIS
 
 MAX_SOFTWARE = 100
 OTHER = ("other", "other")
+SUMMARY_INTERVAL_S = 1.0
 
 
 class ApiMetrics:
@@ -123,3 +126,29 @@ class NetworkMetrics:
         self.slow_closed = 0
         """Connections closed because a frame or the reading of responses took too long, or because unread responses
         took too much memory."""
+
+
+class Summary:
+    """Logs at most once per second, so that a flood of connections does not flood the log."""
+
+    def __init__(self, logger: logging.Logger, listener: str, what: str) -> None:
+        self._logger = logger
+        self._listener = listener
+        self._what = what
+        self._since_log = 0
+        self._log_after = 0.0
+
+    def log(self, peer: str, reason: str, now: float) -> None:
+        self._since_log += 1
+        if now < self._log_after:
+            return
+        self._logger.warning(
+            "listener %s %s %d connections, the last of them from %s: %s",
+            self._listener,
+            self._what,
+            self._since_log,
+            peer,
+            reason,
+        )
+        self._since_log = 0
+        self._log_after = now + SUMMARY_INTERVAL_S

@@ -6,7 +6,15 @@ from collections.abc import Callable
 from functools import partial
 from typing import Any
 
-from minibroker.broker.network.dialect import Answer, Asked, BadInput, Frame, Undecoded, why_too_large
+from minibroker.broker.network.dialect import (
+    FRAMES_AT_ONCE,
+    Answer,
+    Asked,
+    BadInput,
+    Frame,
+    Undecoded,
+    why_too_large,
+)
 from minibroker.protocol import apis
 from minibroker.protocol.connections.framing import (
     MAX_SMALL_REQUEST_BYTES,
@@ -93,7 +101,7 @@ class NativeDialect(FrameReader):
             return is_authenticated is None or is_authenticated()
 
         # Not methods: in a cycle of references, the buffers of closed connections would wait for the collector.
-        super().__init__(limit_of)
+        super().__init__(limit_of, FRAMES_AT_ONCE)
         self._listener = listener
         self._may_send_all = may_send_all
         self._is_broker = is_broker
@@ -115,10 +123,13 @@ class NativeDialect(FrameReader):
         try:
             return self.buffer_updated(count)
         except FrameTooLarge as error:
-            reason = why_too_large(error, self._listener.max_request_bytes)
-            if self._listener.requires_proof and not self._may_send_all():
-                reason = f"{error}: on listener {self._listener.name}, a broker proves who it is before it sends more"
-            raise _bad_input(reason, ErrorCode.INVALID_REQUEST, error.prefix, error.frames) from error
+            raise self._too_large(error) from error
+
+    def more(self) -> list[Frame]:
+        try:
+            return self.cut()
+        except FrameTooLarge as error:
+            raise self._too_large(error) from error
 
     def decode(self, frame: Frame) -> tuple[apis.Api[Any, Any], RequestEnvelope, Message | Undecoded]:
         try:
@@ -133,6 +144,12 @@ class NativeDialect(FrameReader):
             raise _bad_input(str(error), ErrorCode.INVALID_REQUEST, bytes(frame[:_PREFIX])) from error
         code, reason = self._listener.why_not_served(envelope)
         raise BadInput(reason, [apis.encode_error(envelope.correlation_id, code, reason)])
+
+    def _too_large(self, error: FrameTooLarge) -> BadInput:
+        reason = why_too_large(error, self._listener.max_request_bytes)
+        if self._listener.requires_proof and not self._may_send_all():
+            reason = f"{error}: on listener {self._listener.name}, a broker proves who it is before it sends more"
+        return _bad_input(reason, ErrorCode.INVALID_REQUEST, error.prefix, error.frames)
 
     def _takes_long(self, frame: memoryview) -> bool:
         """Return whether decoding a large frame may take long. Control requests keep their order, and a broker does not

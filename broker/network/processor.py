@@ -18,16 +18,16 @@ prevent dispatching:
 - Too many requests, or bytes of requests, of this connection are unanswered, or its responses are not being read (the
   transport has called `pause_writing`): it is not read from either, so the peer's own socket fills up.
 
-While a connection is only muted, it is read ahead, up to READ_AHEAD_BYTES. A pipelining peer whose requests are handled
+While a connection is only muted, it is read ahead, up to a limit. A pipelining peer whose requests are handled
 quickly then never costs the two system calls of pausing and resuming.
 
 The connection's dialect (`dialect.py`) interprets the bytes; the first bytes choose it (`first_frame.py`).
 
 Bad input ends a connection, with one log line and, if the request's correlation id can be read, an error response.
-Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise, what
-has been read of a peer before it closed the connection is handled, since producers with acks=0 and members that leave a
-group may do that; only requests that read are dropped. Until all are handled, the connection counts towards the limits:
-otherwise a stranger that hangs up and connects again could leave any number of requests behind.
+Earlier requests are handled first, since a peer may take a missing answer for a failure of its request. Likewise, some
+of what has been read of a peer before it closed the connection is handled, since producers with acks=0 and members that
+leave a group may do that (`backlog.py`). Until then the connection counts towards the limits: otherwise a stranger that
+hangs up and connects again could leave any number of requests behind.
 
 One periodic sweep per processor checks the deadlines (no first request, an incomplete frame, unread responses,
 idleness). A timer per connection, moved with every frame, would cost more than the frame.
@@ -43,24 +43,24 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import select
 import socket
-from collections import deque
 from collections.abc import Callable, Mapping
 from typing import Any, cast
 
-from minibroker.broker.network.dialect import Answer, BadInput, Dialect, Frame
+from minibroker.broker.network.backlog import Backlog
+from minibroker.broker.network.dialect import Answer, BadInput, Dialect
 from minibroker.broker.network.first_frame import FirstFrame
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
-from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics
+from minibroker.broker.network.metrics import ApiMetrics, NetworkMetrics, Summary
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
 from minibroker.broker.network.ordered_answers import OrderedAnswers
 from minibroker.broker.network.quotas import Connected, ConnectionQuotas
 from minibroker.broker.network.request_channel import Gate, OnAnswer, Request, RequestChannel, Session
 from minibroker.broker.network.settings import NetworkSettings
-from minibroker.broker.network.summaries import Summary
 from minibroker.broker.network.unsent import UnsentAnswers
-from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, READS, Api, Plane
-from minibroker.protocol.messages import Buffer
+from minibroker.protocol.apis import BROKER_AUTHENTICATE, BROKER_HANDSHAKE, Api, Plane
+from minibroker.protocol.messages import Buffer, ProduceRequest
 from minibroker.protocol.principal import Principal
 from minibroker.protocol.world import Incoming
 
@@ -69,9 +69,6 @@ logger = logging.getLogger("minibroker.network")
 PrincipalOf = Callable[[Mapping[str, Any] | None], Principal | None]
 """Returns the principal of a client's certificate, None if the client is refused for it."""
 _PROOFS = (BROKER_HANDSHAKE, BROKER_AUTHENTICATE)
-
-READ_AHEAD_BYTES = 128 * 1024
-"""More than one read can bring in small frames, so that a single read never pauses a connection."""
 
 RESPONSE_HIGH_WATER_BYTES = 1024 * 1024
 """The unsent bytes above which a connection is no longer read from, until only a quarter of them is left."""
@@ -207,11 +204,9 @@ class ServerConnection(asyncio.BufferedProtocol):
 
     __slots__ = (
         "_backlog",
-        "_backlog_bytes",
         "_closed_here",
         "_closing_since",
         "_entering",
-        "_frame_since",
         "_has_large_outgoing",
         "_has_left",
         "_in_line",
@@ -226,7 +221,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         "_processor",
         "_quotas",
         "_reading_paused",
-        "_refusal",
         "_software",
         "_throttle_timer",
         "_transport",
@@ -258,8 +252,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._entering = entering
         self._is_waiting = True  # see `quotas`
         self._transport: asyncio.Transport | None = None
-        self._backlog: deque[tuple[Frame, float]] = deque()
-        self._backlog_bytes = 0
+        self._backlog = Backlog()
         self._outgoing: list[Buffer] = []
         self._has_large_outgoing = False
         self._unwritten: list[tuple[ApiMetrics, float]] = []  # the times at which these answers were given
@@ -269,13 +262,11 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._in_line = False
         self._has_left = True  # it has not joined yet
         self._closed_here = False
-        self._refusal: BadInput | None = None
         self._software: tuple[str, str] | None = None
         self._unanswered = 0
         self._unanswered_bytes = 0
         self._reading_paused = False
         self._write_paused_since: float | None = None
-        self._frame_since: float | None = None
         self._closing_since: float | None = None
         self._throttle_timer: asyncio.TimerHandle | None = None
         self._last_active = self._joined_at = 0.0
@@ -301,18 +292,7 @@ class ServerConnection(asyncio.BufferedProtocol):
     def buffer_updated(self, nbytes: int) -> None:
         now = self._processor.clock()
         self._last_active = now
-        try:
-            frames = self.dialect.received(nbytes)
-        except BadInput as error:
-            frames = error.frames
-            self._refusal = error
-        if self._refusal is not None or not self.dialect.in_frame:
-            self._frame_since = None
-        elif frames or self._frame_since is None:
-            self._frame_since = now
-        for frame in frames:  # P1
-            self._backlog.append((frame, now))
-            self._backlog_bytes += len(frame)
+        self._backlog.received(nbytes, self, now)  # P1
         self._advance(wake=True)
 
     def eof_received(self) -> None:
@@ -328,7 +308,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._advance(wake=True)
 
     def connection_lost(self, exc: Exception | None) -> None:
-        if self._frame_since is not None and not self._closed_here:
+        if self._backlog.frame_since is not None and not self._closed_here:
             logger.info("%s on listener %s: closed by the peer in the middle of a frame", self.peer, self.listener)
         self._end()
         self._transport = None
@@ -336,7 +316,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._write_paused_since = None
         self._processor.metrics.client_software.remove(self._software)
         self._processor.left(self)
-        self._backlog = deque(each for each in self._backlog if self.dialect.api_key(each[0]) not in READS)
+        self._backlog.skip(self.dialect, self._processor.clock)
         self._advance(wake=True)
 
     # -- the quotas' side --
@@ -350,7 +330,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self.abort()
 
     def _is_idle(self) -> bool:
-        is_asking = self._unanswered or self._backlog or self._in_line or self._frame_since is not None
+        is_asking = self._unanswered or self._backlog or self._in_line or self._backlog.frame_since is not None
         return not is_asking and self._throttle_timer is None
 
     # -- the channel's and the handlers' side --
@@ -413,20 +393,22 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._advance(wake=wake)
 
     def refused(self, bad_input: BadInput) -> None:
-        self._refusal = bad_input
-        self._backlog.clear()
-        self._backlog_bytes = 0
+        self._backlog.drop(bad_input)
 
     def close_connection(self, reason: str) -> None:
         if not self.closed:
             logger.info("%s on listener %s, closed: %s", self.peer, self.listener, reason)
             self.close()
 
-    def room_in_channel(self) -> None:
+    def room_in_channel(self, size: int) -> None:
         self._in_line = False
         if self._backlog and self._may_dispatch():
-            self._dispatch(wake=True)
+            if len(self._backlog[0][0]) <= size:
+                self._dispatch(wake=True)
+            else:  # the connection was lost, and the frame that it stood for was dropped
+                self._get_in_line()
         self._update_reading()
+        self._leave_if_done()
 
     # -- the processor's side --
 
@@ -468,8 +450,8 @@ class ServerConnection(asyncio.BufferedProtocol):
         elif self._write_paused_since is not None:
             if now - self._write_paused_since >= write_timeout_s:
                 self._drop(f"it has not read its responses for {write_timeout_s:g} s")
-        elif self._frame_since is not None:
-            if not self._reading_paused and now - self._frame_since >= settings.frame_timeout_ms / 1_000:
+        elif self._backlog.frame_since is not None:
+            if not self._reading_paused and now - self._backlog.frame_since >= settings.frame_timeout_ms / 1_000:
                 self._drop(f"a frame was not complete after {settings.frame_timeout_ms / 1_000:g} s")
         elif self._is_waiting and self._has_deadline() and self._is_idle() and now - self._joined_at >= FIRST_REQUEST_S:
             what = "proved to be a broker" if self._processor.requires_proof else "sent a valid request"
@@ -506,8 +488,7 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._end()
         self.flush()
         self._closed_here = True
-        self._backlog.clear()
-        self._refusal = None
+        self._backlog.drop()
         if self._transport is not None:
             self._transport.close()
         self._leave_if_done()
@@ -543,16 +524,18 @@ class ServerConnection(asyncio.BufferedProtocol):
         if not self._muted and not self._in_line:
             if self._backlog:
                 if self._may_dispatch() and not self._waits_for_answers():
-                    size = len(self._backlog[0][0])
-                    if self._processor.channel.has_room(size):
+                    if self._processor.channel.has_room(len(self._backlog[0][0])):
                         self._dispatch(wake)
                     else:
-                        self._in_line = True
-                        self._processor.channel.get_in_line(self, size)
-            elif self._refusal is not None and not self._has_open_answers() and not self._has_failed():
-                self._refuse(self._refusal)
+                        self._get_in_line()
+            elif self._backlog.refusal is not None and not self._has_open_answers() and not self._has_failed():
+                self._refuse(self._backlog.refusal)
         self._update_reading()
         self._leave_if_done()
+
+    def _get_in_line(self) -> None:
+        self._in_line = True
+        self._processor.channel.get_in_line(self, len(self._backlog[0][0]))
 
     def _leave_if_done(self) -> None:
         """Stop counting the connection, if it is lost and has left nothing to handle."""
@@ -587,8 +570,8 @@ class ServerConnection(asyncio.BufferedProtocol):
             return
         pause = (
             self._in_line
-            or self._refusal is not None
-            or self._backlog_bytes >= READ_AHEAD_BYTES
+            or self._backlog.refusal is not None
+            or self._backlog.is_full(self.dialect)
             or not self._may_dispatch()
         )
         if pause is self._reading_paused or self._transport.is_closing():
@@ -597,38 +580,55 @@ class ServerConnection(asyncio.BufferedProtocol):
         if pause:
             self._transport.pause_reading()
         else:
-            if self._frame_since is not None:
-                self._frame_since = self._processor.clock()  # the broker caused the pause
+            if self._backlog.frame_since is not None:
+                self._backlog.frame_since = self._processor.clock()  # the broker caused the pause
             self._transport.resume_reading()
 
     def _dispatch(self, wake: bool) -> None:
         """Decode the first frame of the backlog and hand it to the channel, or reject it."""
-        frame, received_at = self._backlog.popleft()
-        size = len(frame)
-        self._backlog_bytes -= size
         processor = self._processor
+        frame, received_at = self._backlog.take()
+        is_lost = self._transport is None
+        if not self._backlog and self.dialect.has_more:
+            self._backlog.cut_more(self.dialect, processor.clock())
+            if self._reading_paused and not is_lost:
+                self._notice_hang_up()
+        if is_lost:
+            self._backlog.skip(self.dialect, processor.clock)
         if self.session.gate is not None and not self._is_let_in(self.session.gate, self.dialect.api_key(frame)):
             return
         try:
             api, header, body = self.dialect.decode(frame)
         except BadInput as error:
             if self._has_open_answers():
-                self._refusal = error
-                self._backlog.clear()
-                self._backlog_bytes = 0
+                self._backlog.drop(error)
             else:
                 self._refuse(error)
             return
         if self._is_waiting and not self._admit(api):
             return
+        if is_lost and type(body) is ProduceRequest and body.acks and not self._backlog.has_answer():
+            return
         self._muted = True  # P2
         self._unanswered += 1
+        size = len(frame)
         self._unanswered_bytes += size
         request = Request(self, processor.clock, api, header, body, size, received_at)
         if self._order is not None:
             self._overlaps = self.dialect.may_overlap(frame)
             request.place = self._order.take_place()
         processor.channel.offer(request, wake=wake)
+
+    def _notice_hang_up(self) -> None:
+        """If the peer has hung up, its requests share the turns of those that lost connections have left. The end of
+        the stream, behind many requests that have not been read, would show it too late."""
+        assert self._transport is not None
+        connection = self._transport.get_extra_info("socket")
+        if connection is not None:
+            poll = select.poll()
+            poll.register(connection, select.POLLRDHUP)
+            if poll.poll(0):
+                self.session.turns = self._processor.channel.left_behind
 
     def _admit(self, api: Api[Any, Any]) -> bool:
         """Judge the first request. Return False if the connection is closed."""
@@ -665,7 +665,6 @@ class ServerConnection(asyncio.BufferedProtocol):
         """Answer bad input with an error, if the request is known, and close."""
         logger.warning("%s on listener %s sent bad input, closed: %s", self.peer, self.listener, bad_input)
         self._processor.metrics.bad_input += 1
-        self._refusal = None
         if bad_input.answer is not None:
             self._outgoing += bad_input.answer
         self.close()

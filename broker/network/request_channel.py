@@ -23,8 +23,8 @@ request's turn is the turn of the request that was taken last or, if that is lat
 request, which is its turn plus the seconds that it took. At most a slice counts: handlers also wait, for a disk or
 another broker, and a connection must not wait for as long again, as many times as there are busy ones. Connections that
 always have a request waiting thus get equal times, and one that seldom asks is next. All that lost connections have
-left behind shares the turns of one, so nobody gets more by hanging up and coming again. Without load nothing is queued,
-and equal turns keep the order of arrival.
+left behind shares the turns of one, and so do connections whose clients have hung up before all was read; nobody gets
+more by hanging up and coming again. Without load nothing is queued, and equal turns keep the order of arrival.
 
 Rejected: turns for each address instead. They would stop a stranger with a thousand connections, for whom there are
 quotas and `max.connections.per.ip`, and on one machine everybody has the same address.
@@ -239,9 +239,9 @@ class RequestSource(Protocol):
         """Like `close_connection`, without a log line."""
         ...
 
-    def room_in_channel(self) -> None:
-        """The channel, which was full, has room: the connection may offer its next request now, without asking
-        again."""
+    def room_in_channel(self, size: int) -> None:
+        """The channel, which was full, has room: the connection may offer its next request now, without asking again,
+        if it is no larger than the one that it stood in line for."""
         ...
 
 
@@ -461,7 +461,7 @@ class RequestChannel:
         self._arrivals = count()
         self._turn_s = 0.0
         """The turn of the request that was taken last."""
-        self._left_behind = Turns()
+        self.left_behind = Turns()
         """Of the requests of all lost connections together."""
         self._idle: deque[asyncio.Future[Request | None]] = deque()
         self._in_line: list[tuple[float, int, RequestSource, int]] = []
@@ -568,11 +568,11 @@ class RequestChannel:
 
     def _turn_of(self, source: RequestSource) -> tuple[Turns, float]:
         """Return the turns that a request of this source shares, and its own turn."""
-        turns = self._left_behind if source.closed else source.session.turns
+        turns = self.left_behind if source.closed else source.session.turns
         if turns.due_s < self._turn_s:
             turns.due_s = self._turn_s
         turn_s = turns.due_s
-        if turns is self._left_behind:
+        if turns is self.left_behind:
             turns.due_s += LEFT_BEHIND_S
         return turns, turn_s
 
@@ -612,4 +612,5 @@ class RequestChannel:
 
     def _admit(self) -> None:
         while self._in_line and self._fits(self._in_line[0][3]):
-            heappop(self._in_line)[2].room_in_channel()
+            _, _, source, size = heappop(self._in_line)
+            source.room_in_channel(size)

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import socket
 import struct
 import time
 from collections.abc import Sequence
@@ -176,3 +177,29 @@ async def requests_left_behind(target: Target) -> None:
     async with asyncio.TaskGroup() as tasks:
         for number in range(100):
             tasks.create_task(go(ports[number % len(ports)], produce if number % 4 == 0 else metadata))
+
+
+@attack()
+async def heartbeats_left_behind(target: Target) -> None:
+    """As many Heartbeats as the system takes, to one broker, from a hundred clients that hang up at once, for ever."""
+    heartbeat = g.HeartbeatRequest("group", 1, "member", None)
+    frames = bytes(apis.encode_request(apis.HEARTBEAT, 1, "attacker", heartbeat)) * 20_000
+    until_s = time.monotonic() + SECONDS
+    port = target.data_ports[1]
+    hung_up = 0
+
+    async def go() -> None:
+        nonlocal hung_up
+        loop = asyncio.get_running_loop()
+        while time.monotonic() < until_s:
+            with socket.socket() as peer, contextlib.suppress(OSError):
+                peer.setblocking(False)
+                await loop.sock_connect(peer, (LOOPBACK, port))
+                peer.send(frames)
+                hung_up += 1
+            await asyncio.sleep(0)
+
+    async with asyncio.TaskGroup() as tasks:
+        for _ in range(100):
+            tasks.create_task(go())
+    print(f"{hung_up} connections")

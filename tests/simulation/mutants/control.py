@@ -8,6 +8,8 @@ from heapq import heappop, heappush
 from typing import Any
 
 from minibroker.broker.handlers import authorization, control
+from minibroker.broker.network.backlog import Backlog
+from minibroker.broker.network.processor import ServerConnection
 from minibroker.broker.network.request_channel import RequestChannel
 from minibroker.broker.replication.partition import Partition
 from minibroker.controller.decisions import crashes
@@ -19,6 +21,7 @@ from minibroker.controller.governing.leadership import Leadership
 from minibroker.controller.governing.registration import Registration
 from minibroker.controller.tenure import Tenure
 from minibroker.protocol.connections import broker_proof
+from minibroker.protocol.connections.framing import FrameReader
 from minibroker.protocol.world import ConnectionLoss
 from tests.simulation.mutants.planting import Patches, mutant
 
@@ -267,4 +270,32 @@ def requests_in_the_order_of_arrival(patches: Patches) -> None:
 def handlers_leave_a_queue(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "leave")
     def leave(original: Any, self: RequestChannel) -> None:
+        """Do nothing."""
+
+
+@mutant("hang-ups", "all that a lost connection has sent is handled, although no answer can be sent")
+def lost_connections_leave_everything(patches: Patches) -> None:
+    @patches.instead_of(Backlog, "has_answer")
+    def has_answer(original: Any, self: Backlog) -> bool:
+        return True
+
+
+@mutant("thousands of tiny frames", "all frames that were received are cut at once")
+def frames_are_cut_at_once(patches: Patches) -> None:
+    @patches.instead_of(FrameReader, "__init__")
+    def init(original: Any, self: FrameReader, limit_of: Any, most_at_once: int = 0) -> None:
+        original(self, limit_of)
+
+
+@mutant("hang-ups", "a connection that is called dispatches a larger request than it stood in line for")
+def connections_dispatch_what_they_like(patches: Patches) -> None:
+    @patches.instead_of(ServerConnection, "room_in_channel")
+    def room_in_channel(original: Any, self: ServerConnection, size: int) -> None:
+        original(self, 1 << 30)
+
+
+@mutant("hang-ups", "a peer that hung up before all was read keeps the turns of a connection")
+def hang_ups_are_noticed_at_the_end(patches: Patches) -> None:
+    @patches.instead_of(ServerConnection, "_notice_hang_up")
+    def notice_hang_up(original: Any, self: ServerConnection) -> None:
         """Do nothing."""

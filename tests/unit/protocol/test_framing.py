@@ -44,6 +44,20 @@ def test_frames_come_out_whole_and_in_order_however_the_bytes_arrive(piece: int)
     assert not reader.in_frame
 
 
+def test_a_reader_that_is_full_takes_what_comes_nevertheless() -> None:
+    reader = FrameReader(response_limit(LARGE), most_at_once=2)
+    payloads = [b"%d" % number * 20 for number in range(20_000)]
+    cut = feed(reader, b"".join(map(frame, payloads)), 65_536)
+    assert len(cut) == 2
+    assert reader.is_full
+    while reader.has_more:
+        more = reader.cut()
+        assert 1 <= len(more) <= 2
+        cut += [bytes(each) for each in more]
+    assert cut == payloads
+    assert not reader.in_frame
+
+
 def test_a_part_of_a_frame_is_seen_as_such() -> None:
     reader = FrameReader(response_limit(LARGE))
     assert feed(reader, frame(b"abc")[:-1], 100) == []

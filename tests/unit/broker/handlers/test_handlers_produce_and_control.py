@@ -153,7 +153,7 @@ class Peer:
 
     def throttle(self, seconds: float) -> None: ...
 
-    def room_in_channel(self) -> None:
+    def room_in_channel(self, size: int) -> None:
         pass
 
     async def send(self, api: apis.Api[Any, Any], body: Any) -> None:

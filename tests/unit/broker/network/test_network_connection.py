@@ -4,16 +4,19 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import socket
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from typing import Any
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from minibroker.broker.network.acceptor import _Entering
-from minibroker.broker.network.dialect import Answer, Asked, Frame
+from minibroker.broker.network.backlog import MOST_AFTER_LOSS, READ_AHEAD_BYTES
+from minibroker.broker.network.dialect import FRAMES_AT_ONCE, Answer, Asked, Frame
 from minibroker.broker.network.handler_pool import RequestHandlerPool
 from minibroker.broker.network.metrics import NetworkMetrics
 from minibroker.broker.network.native_dialect import NativeDialect, NativeListener
@@ -25,6 +28,7 @@ from minibroker.deploy.simulator.loop import run
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.framing import FrameReader, response_limit
+from minibroker.protocol.messages.groups import HeartbeatRequest
 from tests.running import run_by
 
 CONNECTIONS = 5
@@ -47,6 +51,10 @@ class MemoryTransport(asyncio.Transport):
         self.writes = 0
         self.reading = True
         self.closed = False
+        self.socket: socket.socket | None = None
+
+    def get_extra_info(self, name: str, default: Any = None) -> Any:
+        return self.socket if name == "socket" else default
 
     def set_write_buffer_limits(self, high: int | None = None, low: int | None = None) -> None:
         """Do nothing: the test decides when the buffer is full."""
@@ -195,7 +203,7 @@ class Cluster:
             quotas.joined(entering)
             stream = b"".join(
                 apis.encode_request(
-                    apis.PRODUCE, number, None, m.ProduceRequest("t" * ((number * 7 + name) % 60), 1, 1_000, [])
+                    apis.PRODUCE, number, None, m.ProduceRequest("t" * ((number * 7 + name) % 60), 0, 1_000, [])
                 )
                 for number in range(REQUESTS)
             )
@@ -217,6 +225,8 @@ class Cluster:
             yield "some do not overlap"
         if len(self.channel) > self.limits.queued_max_requests:
             yield "the queue is too long"
+        if self.channel.bytes > self.limits.queued_max_request_bytes and self.channel.bytes > request.size:
+            yield "the requests are too large together"
 
     async def handle(self, request: Request) -> None:
         self.wrong += self.wrong_about(request)
@@ -541,6 +551,92 @@ async def test_a_lost_peer_s_questions_are_dropped_and_it_counts_until_its_recor
     await cluster.finish()
     assert peer.handled == [0, 2]
     assert cluster.quotas.total == before - 1
+
+
+@pytest.mark.parametrize("api", [apis.HEARTBEAT, apis.PRODUCE, apis.METADATA])
+async def test_a_lost_peer_leaves_few_requests_that_have_answers(api: apis.Api[Any, Any]) -> None:
+    bodies = {
+        apis.HEARTBEAT: HeartbeatRequest("g", 1, "m", None),
+        apis.PRODUCE: m.ProduceRequest(None, 1, 1, []),
+        apis.METADATA: m.MetadataRequest([]),
+    }
+    cluster = Cluster([True] * REQUESTS)
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    peer = cluster.peers["0"]
+    frames = [apis.encode_request(api, number, None, bodies[api]) for number in range(REQUESTS - 1)]
+    last = apis.encode_request(apis.PRODUCE, REQUESTS - 1, None, m.ProduceRequest(None, 0, 1, []))
+    peer.stream = memoryview(b"".join([*frames, last]))
+    peer.deliver(1_000)
+    await asyncio.sleep(0)
+    assert peer.handled == [0]
+    before = cluster.quotas.total
+    peer.lose()
+    await cluster.finish()
+    assert peer.handled == list(range(1 if api is apis.METADATA else 1 + MOST_AFTER_LOSS))
+    assert cluster.quotas.total == before - 1
+
+
+async def test_of_thousands_of_frames_only_a_few_are_cut_at_a_time() -> None:
+    frame = bytes(apis.encode_request(apis.HEARTBEAT, 1, None, HeartbeatRequest("g", 1, "m", None)))
+    dialect = NativeDialect(NativeListener("DATA", apis.Plane.DATA, 1 << 20))
+    left = 10 * READ_AHEAD_BYTES // len(frame)
+    sent = memoryview(frame * left)
+    while left:
+        cut: Sequence[Frame] = ()
+        if sent and not dialect.is_full:
+            buffer = dialect.get_buffer()
+            size = min(len(buffer), len(sent))
+            assert size > 0
+            buffer[:size], sent = sent[:size], sent[size:]
+            cut = dialect.received(size)
+        if not cut and dialect.has_more:
+            cut = dialect.more()
+        assert all(bytes(each) == frame[4:] for each in cut)
+        assert len(cut) <= FRAMES_AT_ONCE
+        left -= len(cut)
+    assert not sent
+    assert not dialect.in_frame
+
+
+async def test_a_peer_that_hangs_up_before_all_is_read_shares_the_turns_of_the_lost() -> None:
+    cluster = Cluster([True], NetworkSettings())
+    cluster.returns_at_once = True
+    frame = bytes(apis.encode_request(apis.PRODUCE, 0, None, m.ProduceRequest("t" * 100, 0, 1, [])))
+    ours, theirs = zip(*[socket.socketpair() for _ in range(2)], strict=True)
+    present, gone = (cluster.peers[name] for name in "01")
+    for peer, end in zip((present, gone), ours, strict=True):
+        peer.transport.socket = end
+        peer.stream = memoryview(frame * 1_000)
+        while peer.transport.reading:
+            peer.deliver(len(peer.connection.get_buffer(-1)))
+    theirs[1].close()
+    cluster.pool.start()
+    await cluster.finish()
+    assert min(len(gone.handled), len(present.handled)) > FRAMES_AT_ONCE
+    assert gone.connection.session.turns is cluster.channel.left_behind
+    assert present.connection.session.turns is not cluster.channel.left_behind
+    for end in (*ours, theirs[0]):
+        end.close()
+
+
+async def test_a_lost_peer_in_line_dispatches_nothing_larger_than_it_stands_for() -> None:
+    cluster = Cluster([True] * REQUESTS, SETTINGS)
+    cluster.pool.start()
+    await asyncio.sleep(0)
+    small = apis.encode_request(apis.METADATA, 1, None, m.MetadataRequest([]))
+    large = apis.encode_request(apis.PRODUCE, 2, None, m.ProduceRequest("t" * 120, 0, 1, []))
+    for name in "123":
+        cluster.peers[name].stream = memoryview(bytes(small) * 2)
+        cluster.peers[name].deliver(len(small))
+        await asyncio.sleep(0)
+    lost = cluster.peers["0"]
+    lost.stream = memoryview(small + large)
+    lost.deliver(1_000)
+    assert cluster.channel.in_line == 1
+    lost.lose()
+    await cluster.finish()
+    assert lost.handled == [2]
 
 
 async def test_a_refusal_comes_after_the_answers_that_are_held_back() -> None:

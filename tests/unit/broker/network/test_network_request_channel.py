@@ -65,7 +65,7 @@ class Source:
 
     def throttle(self, seconds: float) -> None: ...
 
-    def room_in_channel(self) -> None:
+    def room_in_channel(self, size: int) -> None:
         assert self._on_room is not None
         self._on_room()
 
