@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ipaddress
+import re
 import sys
 from collections.abc import Iterable, Sequence
 from typing import Annotated
@@ -80,6 +81,7 @@ IdempotentOption = Annotated[
 app = typer.Typer(help="Show and change who may do what.", no_args_is_help=True)
 
 _O = AclOperation
+_NOT_IN_TOPICS = re.compile("[^A-Za-z0-9._-]")
 _OPTIONS = {
     AclResourceType.TOPIC: "--topic",
     AclResourceType.GROUP: "--group",
@@ -103,6 +105,9 @@ def list_(
     format: FormatOption = Format.TABLE,
 ) -> None:
     """List access control lists, of these resources or of all."""
+    for who in principal or []:
+        if not all(who.partition(":")):
+            raise UsageError(f"--principal {who!r} is not of the form type:name: give User:{who.strip(':') or 'NAME'}")
     pattern_type = _pattern_type(resource_pattern_type)
     named = [AclFilter(*each, pattern_type) for each in _resources(topic, group, transactional_id, cluster)]
     filters = named or [AclFilter(pattern_type=pattern_type)]
@@ -164,8 +169,13 @@ def add(
         raise UsageError("--producer and --consumer only allow: give --deny-principal with --operation")
     resources = _resources(topic, group, transactional_id, cluster)
     needed = _needed(resources, operation, producer, consumer, idempotent)
-    for kind, _, each in needed:
+    for kind, name, each in needed:
         _check_operation(kind, each)
+        if kind is AclResourceType.TOPIC and name != WILDCARD and _NOT_IN_TOPICS.search(name):
+            raise UsageError(
+                f"--topic {name!r}: no topic can have such a name. Give a name, * for all, or the beginning of names "
+                "with --resource-pattern-type prefixed"
+            )
     pattern_type = _pattern_type(resource_pattern_type)
     bindings = [
         AclBinding(

@@ -42,7 +42,10 @@ _LIKE_MECHANISMS = ("SCRAM", "PLAIN", "OAUTHBEARER", "GSSAPI")
 _FORM = "NAME=[iterations=8192,password-file=FILE]"
 
 
-app = typer.Typer(help="Show the users that have passwords.", no_args_is_help=True)
+app = typer.Typer(
+    help="Show the users that have passwords. `minibroker configs alter --user NAME` adds, changes and deletes them.",
+    no_args_is_help=True,
+)
 
 
 @app.callback()

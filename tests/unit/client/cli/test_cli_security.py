@@ -125,6 +125,7 @@ def test_a_password_needs_a_user() -> None:
         (["--allow-host", "10.0.0.1", "--topic", "a"], "--allow-host needs a principal"),
         ([*ALLOW, "--allow-host", "shop.example.org", "--topic", "a"], "give an IP address"),
         ([*ALLOW, "--allow-host", "0:0::1", "--topic", "a"], "write the address as brokers do, ::1"),
+        ([*ALLOW, "--operation", "Read", "--topic", "or*"], "or the beginning of names with --resource-pattern-type"),
         (ALLOW, "no resource given"),
     ],
 )
@@ -135,6 +136,11 @@ def test_what_means_nothing_is_refused_with_the_rule(
     error = capsys.readouterr().err
     assert said in error
     assert error.startswith("error: ")
+
+
+def test_a_principal_without_its_type_finds_nothing_and_is_refused(capsys: pytest.CaptureFixture[str]) -> None:
+    assert run_app(application(), ["acls", "list", "--principal", "shop"]) == 2
+    assert capsys.readouterr().err == "error: --principal 'shop' is not of the form type:name: give User:shop\n"
 
 
 @pytest.mark.parametrize("kind", [*acls._OPTIONS])
