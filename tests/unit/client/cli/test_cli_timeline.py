@@ -155,6 +155,16 @@ def test_a_story_ends_with_the_partitions_that_reject_acks_all() -> None:
     )
 
 
+def test_an_answer_that_a_busy_controller_hears_late_confirms_its_order() -> None:
+    recorder = controller_failover()
+    for entry in recorder.entries:
+        if entry["event"] == "LeaderAndIsrAnswered":
+            entry["time_ms"] += 50  # in no recorded time
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.led_ms is not None
+
+
 def test_a_leader_that_was_not_in_sync_is_not_said_to_have_been() -> None:
     recorder = controller_failover()
     recorder.entries[-3]["states"] = [state("a-0", (1, 2), ([1], [2]))]
