@@ -38,6 +38,8 @@ class FaultFile:
         self._seen: bytes | None = None
         self._revision = 0
         """The revision that holds."""
+        self._is_acknowledged = True
+        """Whether the file beside it says so. Otherwise it is written again."""
         self._ports: list[int] = []
         self._lock = threading.Lock()
         self._listeners: list[FaultListener] = []
@@ -69,6 +71,8 @@ class FaultFile:
             logger.warning("%s cannot be read, and its faults stay as they are: %s", self.path, error)
             return
         if data == self._seen:
+            if not self._is_acknowledged:
+                self._acknowledge()
             return
         self._seen = data
         try:
@@ -104,7 +108,11 @@ class FaultFile:
             try:
                 self._disk.write_atomically(obeyed_path(self.path), encoded(Obeyed(self._revision, tuple(self._ports))))
             except OSError as error:
-                logger.warning("%s cannot be written: %s", obeyed_path(self.path), error)
+                if self._is_acknowledged:
+                    logger.warning("%s cannot be written, trying again: %s", obeyed_path(self.path), error)
+                self._is_acknowledged = False
+            else:
+                self._is_acknowledged = True
 
     def _follow(self) -> None:
         while not self._ends.wait(_LOOK_EVERY_S):

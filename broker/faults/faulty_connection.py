@@ -82,10 +82,13 @@ class FaultyConnection:
         if not isinstance(self.inner, asyncio.BufferedProtocol):
             cast(asyncio.Protocol, self.inner).data_received(data)
             return
+        assert self.real is not None
         rest = memoryview(data)
-        while rest:
+        while rest and not self.real.is_closing():  # what was read first may have ended the connection
             buffer = memoryview(cast(bytearray, self.inner.get_buffer(len(rest)))).cast("B")
             count = min(len(buffer), len(rest))
+            if not count:
+                raise RuntimeError("get_buffer() returned an empty buffer")
             buffer[:count] = rest[:count]
             rest = rest[count:]
             self.inner.buffer_updated(count)

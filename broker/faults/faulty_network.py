@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import contextlib
+import logging
 import threading
 from collections.abc import Callable
 from ssl import SSLContext
@@ -18,6 +19,9 @@ from minibroker.protocol.world import Incoming, Listener, Network
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _APPLIED_EVERY_S = 0.1
+_REPORTED_AFTER = 100
+
+logger = logging.getLogger("minibroker.faults")
 
 
 class FaultyNetwork:
@@ -87,13 +91,18 @@ class FaultyNetwork:
         is_done = threading.Event()
 
         def apply() -> None:
-            self._apply(faults)
-            is_done.set()
+            try:
+                self._apply(faults)
+            finally:  # or the thread would wait for ever, and the broker obey nothing more
+                is_done.set()
 
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(apply)
+            rounds = 0
             while not is_done.wait(_APPLIED_EVERY_S) and loop.is_running():
-                pass
+                rounds += 1
+                if rounds == _REPORTED_AFTER:
+                    logger.warning("the event loop has not come to the faults of revision %d", faults.revision)
 
     def _apply(self, faults: Faults) -> None:
         if faults.drops != self._drops:

@@ -48,6 +48,8 @@ class Lag:
     def _run(self) -> None:
         self._timer = None
         now = self._loop.time()
-        while self._calls and not self._way.is_held and self._calls[0][0] <= now:
-            self._calls.popleft()[1]()
-        self._schedule()
+        try:
+            while self._calls and not self._way.is_held and self._calls[0][0] <= now:
+                self._calls.popleft()[1]()
+        finally:  # the calls after one that raised are not held for ever
+            self._schedule()

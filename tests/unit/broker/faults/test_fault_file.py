@@ -76,6 +76,22 @@ def test_a_file_that_makes_no_sense_changes_nothing_and_is_reported_once(
     assert "is_empty" in line
 
 
+def test_an_acknowledgement_that_cannot_be_written_is_reported_once_and_written_later(
+    path: Path, file: FaultFile, caplog: pytest.LogCaptureFixture
+) -> None:
+    in_the_way = path.with_suffix(".obeyed.json")
+    in_the_way.mkdir()
+    path.write_bytes(faults.encoded(FULL))
+    with caplog.at_level(logging.WARNING, "minibroker.faults"):
+        file.look()
+        file.look()
+    [line] = caplog.messages
+    assert "cannot be written, trying again" in line
+    in_the_way.rmdir()
+    file.look()
+    assert obeyed(path) == 4
+
+
 def test_a_broker_obeys_only_a_file_of_its_command_line() -> None:
     settings = ["--override", "broker.id=1", "--override", "zookeeper.connect=z:1", "--override", "log.dirs=/tmp/x"]
     assert process._parse(settings)[1] is None

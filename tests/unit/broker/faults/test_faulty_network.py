@@ -222,6 +222,29 @@ async def test_each_packet_is_late_and_none_overtakes_another(broker: Broker, /)
             accepted.clear()
 
 
+class Ending(HeardInChunks):
+    """Ends the connection after three bytes, and then has no room."""
+
+    def get_buffer(self, sizehint: int) -> bytearray:
+        return bytearray() if self.data else super().get_buffer(sizehint)
+
+    def buffer_updated(self, nbytes: int) -> None:
+        super().buffer_updated(nbytes)
+        self.transport.abort()
+
+
+@run_by(in_a_loop)
+async def test_late_data_that_ends_the_connection_is_the_last(broker: Broker, /) -> None:
+    async with accepting(RealNetwork()) as (listener, accepted):
+        broker.is_peer(listener.port)
+        opened = await broker.network.connect("127.0.0.1", listener.port, Ending)
+        await broker.order(lambda found: faults.link_slowed(found, PEER, 20))
+        await until(lambda: len(accepted) == 1)
+        accepted[0].transport.write(b"abcdefghi")
+        await until(lambda: opened.is_lost)
+        assert opened.data == b"abc"
+
+
 @run_by(in_a_loop)
 async def test_a_connection_that_is_closed_while_data_is_late_sends_it_first(broker: Broker, /) -> None:
     async with accepting(RealNetwork()) as (listener, accepted):
@@ -270,6 +293,25 @@ async def test_an_isolated_broker_answers_nobody_and_looks_at_newcomers_after_th
         await until(lambda: early.data == b"answer")
         early.transport.abort()
         late.transport.abort()
+
+
+@run_by(in_a_loop)
+async def test_a_broker_goes_on_obeying_after_an_error_in_its_loop(broker: Broker, /) -> None:
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+    error = RuntimeError("of a connection")
+
+    def fail() -> None:
+        raise error
+
+    async with accepting(broker.network) as (listener, accepted), asyncio.timeout(30):
+        await broker.order(faults.isolated)
+        broker.network.arrived(fail)
+        await broker.order(lambda found: found)
+        assert reported == [error]
+        client = await RealNetwork().connect("127.0.0.1", listener.port, Heard)
+        await until(lambda: len(accepted) == 1)
+        client.transport.abort()
 
 
 @run_by(in_a_loop)

@@ -54,3 +54,20 @@ async def test_what_is_cleared_is_never_called() -> None:
     assert held.is_open
     await asyncio.sleep(0.02)
     assert made == []
+
+
+async def test_a_call_that_raises_holds_up_no_other() -> None:
+    made: list[str] = []
+    reported: list[object] = []
+    asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
+    held = lag(made, "a")
+    error = RuntimeError("of a protocol")
+
+    def fail() -> None:
+        raise error
+
+    held.put(fail)
+    held.put(lambda: made.append("b"))
+    held.change(Way())
+    await until(lambda: held.is_open)
+    assert (made, reported) == (["a", "b"], [error])
