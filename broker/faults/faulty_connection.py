@@ -35,6 +35,8 @@ class FaultyConnection:
         self.real: asyncio.Transport | None = None
         self.is_paused = False
         """Whether the protocol does not want to read."""
+        self.is_ended = False
+        """Whether the protocol has ended the connection, and reads nothing more."""
         self.unsent_bytes = 0
         self._reads = True
 
@@ -61,6 +63,7 @@ class FaultyConnection:
             self.real.pause_reading()
 
     def abort(self) -> None:
+        self.is_ended = True
         self.sent.clear()
         self.received.clear()
         self.unsent_bytes = 0
@@ -82,9 +85,8 @@ class FaultyConnection:
         if not isinstance(self.inner, asyncio.BufferedProtocol):
             cast(asyncio.Protocol, self.inner).data_received(data)
             return
-        assert self.real is not None
         rest = memoryview(data)
-        while rest and not self.real.is_closing():  # what was read first may have ended the connection
+        while rest and not self.is_ended:
             buffer = memoryview(cast(bytearray, self.inner.get_buffer(len(rest)))).cast("B")
             count = min(len(buffer), len(rest))
             if not count:
@@ -197,7 +199,7 @@ class _Transport(asyncio.Transport):
     def close(self) -> None:
         if self._is_closing:
             return
-        self._is_closing = True
+        self._is_closing = self._connection.is_ended = True
         if self._connection.sent.is_open:
             self._real.close()
         else:
