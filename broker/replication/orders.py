@@ -129,24 +129,25 @@ class ControllerOrders:
             if entry.state.leader == NO_LEADER:
                 errors.append(_log_end(entry.partition))
             for broker_id, silent_s in missed.items():
-                silent[broker_id] = max(silent_s, silent.get(broker_id, 0.0))
+                silent[broker_id] = max(silent_s or 0.0, silent.get(broker_id, 0.0))
         for broker_id, silent_s in silent.items():
-            self.on_silent(broker_id, request.controller_epoch, silent_s)
+            self._fetchers.silences.replaced(broker_id)
+            if silent_s:
+                self.on_silent(broker_id, request.controller_epoch, silent_s)
         self._log_roles(request, taken_on)
         self._fetchers.close_idle()
         return errors
 
-    def _replaced(self, entry: _Assigned) -> dict[int, float]:
+    def _replaced(self, entry: _Assigned) -> dict[int, float | None]:
         """Return the brokers that the order replaces as the partition's leader, or takes out of the ISR if this broker
-        leads, as far as they were silent: for how many seconds."""
+        leads, and for how many seconds they were silent, if they were."""
         _, state, partition = entry
         known: tuple[int, ...] = partition.isr if partition.is_leader else (partition.leader_id,)
         kept = (*state.isr, self._broker_id) if partition.is_leader else (state.leader, NO_LEADER)
         if state.leader_epoch <= partition.leader_epoch:
             return {}
         replaced = [broker_id for broker_id in known if broker_id not in kept]
-        silent = {b: self._fetchers.silences.silent_s(b, partition.role_since_s) for b in replaced}
-        return {broker_id: seconds for broker_id, seconds in silent.items() if seconds is not None}
+        return {b: self._fetchers.silences.silent_s(b, partition.role_since_s) for b in replaced}
 
     def _log_roles(self, request: LeaderAndIsrRequest, taken_on: dict[int, list[_Assigned]]) -> None:
         """Write one short line for the order: ten thousand partitions may come in a hundred orders."""

@@ -84,6 +84,8 @@ class FrameReader:
     def get_buffer(self) -> memoryview:
         """Return the buffer for the next bytes. It is never empty, and valid until `buffer_updated`."""
         if self._large is None:
+            if self._end == len(self._small):
+                self._make_room()
             return self._view[self._end :]
         return memoryview(self._large)[self._large_filled :]
 
@@ -98,11 +100,7 @@ class FrameReader:
             self._large = None
             return [frame]
         self._end += received
-        if self.has_more:
-            if self._end == len(self._small):
-                self._make_room()
-            return []
-        return self.cut()
+        return [] if self.has_more else self.cut()
 
     def cut(self) -> list[bytes | memoryview]:
         """Return the next frames, at most `most_at_once`. Raises FrameTooLarge."""
@@ -124,28 +122,45 @@ class FrameReader:
                 continue
             if end - start < 12:
                 break
+            if end - start - 4 >= length:  # the buffer has been enlarged
+                if len(frames) == most:
+                    self.has_more = True
+                    break
+                self._check(length, start + 4, frames)
+                frames.append(bytes(view[start + 4 : start + 4 + length]))
+                start += 4 + length
+                continue
             self._begin_large(length, start + 4, end, frames)
             self._start = self._end = 0
             return frames
         self._start = start
-        if end == len(self._small) or (start and not self.has_more):
+        if start and (end == len(self._small) or not self.has_more):
             self._make_room()
         return frames
 
     def _make_room(self) -> None:
-        """Move the bytes that have not been cut to the beginning, of a larger buffer if this one has been filled."""
+        """Move the bytes that have not been cut to the beginning, of a larger buffer if this one is filled by them."""
         view, left = self._view[self._start : self._end], self._end - self._start
-        if self._end == len(self._small) and (self._end < _SMALL or not self._start):
-            self._small = bytearray(max(_SMALL, 2 * left))  # more than that only if it is read although it is full
+        size = len(self._small)
+        if self._end == size and (size < _SMALL or not self._start):
+            size = max(_SMALL, 2 * left)  # more than _SMALL only if it is read although it is full
+        elif left <= _SMALL // 2:
+            size = min(size, _SMALL)
+        if size != len(self._small):
+            self._small = bytearray(size)
             self._view = memoryview(self._small)
         self._view[:left] = view
         self._start, self._end = 0, left
 
-    def _begin_large(self, length: int, start: int, end: int, frames: list[bytes | memoryview]) -> None:
+    def _check(self, length: int, start: int, frames: list[bytes | memoryview]) -> None:
         prefix = bytes(self._view[start : start + 8])
         limit = self._limit_of(prefix)
         if length > limit:
             raise FrameTooLarge(f"a frame announced {length} bytes; the limit for it is {limit}", frames, prefix)
+
+    def _begin_large(self, length: int, start: int, end: int, frames: list[bytes | memoryview]) -> None:
+        """Allocate for a frame of which only a part has arrived."""
+        self._check(length, start, frames)
         self._large = bytearray(length) if length <= _ALLOCATED else mmap.mmap(-1, length, flags=_MAPPING)
         self._large_length = length
         self._large_filled = end - start

@@ -5,6 +5,7 @@ stop at once: brokers that share partitions fetch from each other all the time. 
 before is recorded in the timeline, so that the story of a failover begins where the fault did.
 """
 
+import math
 from typing import NamedTuple
 
 from minibroker.protocol.world import Clock
@@ -36,6 +37,12 @@ class Silences:
         if now_s > due_s:
             self._ended[broker_id] = Silence(heard_s, now_s)
         self._heard[broker_id] = now_s, now_s + next_within_ms / 1_000 + ALLOWANCE_S
+
+    def replaced(self, broker_id: int) -> None:
+        """The broker was replaced, and its silence told: nothing is expected of it until it is heard again. A broker
+        that comes back from the dead was not silent meanwhile."""
+        self._heard[broker_id] = self._clock.monotonic(), math.inf
+        self._ended.pop(broker_id, None)
 
     def silent_s(self, broker_id: int, expected_since_s: float) -> float | None:
         """Return the seconds since the broker's present or recent silence began, if its fetches or answers were

@@ -90,7 +90,7 @@ def test_a_leader_whose_disk_fails_ends_and_others_go_on(cluster: SyncLocalClust
         until_true(lambda: is_gone(cluster, broker))
         assert error in cluster.log_of(broker).read_text()
         assert cluster.find("leader:orders-0") != [broker]
-        with pytest.raises(LaunchError, match=f"broker {broker} has faults .*`minibroker heal --data .*` ends them"):
+        with pytest.raises(LaunchError, match=f"broker {broker} has faults .*`cluster.heal\\(\\)` ends them"):
             cluster.start(broker)
         assert cluster.mend_disk(broker) == [broker]
         assert not is_gone(cluster, broker)

@@ -61,7 +61,7 @@ def test_a_storm_of_consumer_groups_breaks_no_promise(seed: int) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_seed_has_the_same_trace_in_every_process() -> None:
-    program = f"from tests.simulation.storms.storm import simulate; print(simulate(10, 0.25).trace)"
+    program = "from tests.simulation.storms.storm import simulate; print(simulate(10, 0.25).trace)"
 
     def trace(hash_seed: str) -> str:
         return subprocess.run(

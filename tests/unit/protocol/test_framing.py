@@ -1,8 +1,11 @@
+import itertools
 import resource
 import struct
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from minibroker.protocol.connections.framing import (
     MAX_SMALL_REQUEST_BYTES,
@@ -56,6 +59,49 @@ def test_a_reader_that_is_full_takes_what_comes_nevertheless() -> None:
         cut += [bytes(each) for each in more]
     assert cut == payloads
     assert not reader.in_frame
+
+
+SIZES = st.one_of(st.integers(0, 60), st.integers(65_520, 65_560), st.integers(61, 150_000))
+
+
+@given(
+    sizes=st.lists(st.tuples(SIZES, st.integers(1, 2_000)), max_size=6),
+    reads=st.lists(st.integers(1, 300_000), min_size=1, max_size=8),
+    cuts=st.lists(st.integers(0, 3), min_size=1, max_size=5),
+    waits=st.booleans(),
+)
+def test_frames_of_any_size_come_out_whole_if_a_few_are_cut_at_a_time(
+    sizes: list[tuple[int, int]], reads: list[int], cuts: list[int], waits: bool
+) -> None:
+    """`waits`: nothing is read while the reader is full."""
+    payloads = [b"%d" % size * (size // 6) for size, times in sizes for _ in range(times if size < 61 else 1)]
+    data, found, position = b"".join(map(frame, payloads)), list[bytes](), 0
+    reader = FrameReader(response_limit(LARGE), most_at_once=16)
+    for read, cut in zip(itertools.cycle(reads), itertools.cycle(cuts), strict=False):
+        if position < len(data) and not (waits and reader.is_full):
+            buffer = reader.get_buffer()
+            size = min(read, len(buffer), len(data) - position)
+            assert size > 0
+            buffer[:size] = data[position : position + size]
+            position += size
+            found += map(bytes, reader.buffer_updated(size))
+        elif not reader.has_more:
+            break
+        for _ in range(max(cut, position == len(data) or (waits and reader.is_full))):
+            if reader.has_more:
+                found += map(bytes, reader.cut())
+    assert found == payloads
+    assert not reader.in_frame
+    assert not waits or len(reader._small) <= 65_536
+
+
+def test_a_buffer_that_was_enlarged_shrinks_again() -> None:
+    reader = FrameReader(response_limit(LARGE), most_at_once=2)
+    feed(reader, frame(b"x" * 20) * 20_000, 65_536)
+    assert len(reader._small) > 65_536
+    while reader.has_more:
+        reader.cut()
+    assert len(reader._small) == 65_536
 
 
 def test_a_part_of_a_frame_is_seen_as_such() -> None:

@@ -44,3 +44,18 @@ def test_no_silence_is_longer_than_a_broker_was_expected_to_speak() -> None:
     assert silences.silent_s(2, clock.monotonic() - 5.0) == 5.0
     assert silences.silent_s(2, clock.monotonic() - ALLOWANCE_S / 2) is None
     assert silences.silent_s(3, clock.monotonic() - 10.0) == 10.0  # it has never spoken
+
+
+def test_a_broker_that_comes_back_from_the_dead_was_not_silent_meanwhile() -> None:
+    clock, silences = _heard()
+    clock.now_ms += 6_000
+    silences.replaced(2)
+    assert silences.silent_s(2, EVER) is None, "it was told once"
+    clock.now_ms += 6_000
+    assert silences.silent_s(2, EVER) is None
+    for later_ms in (0, 500):
+        clock.now_ms += later_ms
+        silences.heard(2, WAIT_MS)
+    assert silences.silent_s(2, EVER) is None
+    clock.now_ms += 6_000
+    assert silences.silent_s(2, EVER) == 6.0
