@@ -20,6 +20,7 @@ P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _APPLIED_EVERY_S = 0.1
 _REPORTED_AFTER = 100
+_WAITING = 128
 
 logger = logging.getLogger("minibroker.faults")
 
@@ -34,7 +35,7 @@ class FaultyNetwork:
         self._changed = asyncio.Event()
         self._connections: set[FaultyConnection] = set()
         self._waiting: list[Callable[[], None]] = []
-        """Accepted connections that nobody looks at while the broker is isolated."""
+        """Accepted connections that nobody looks at while the broker is isolated, as many as a kernel's queue has."""
         self._drops = file.current.drops
         file.on_change(self._tell_loop)
 
@@ -70,11 +71,13 @@ class FaultyNetwork:
 
     # -- accepted connections --
 
-    def arrived(self, take: Callable[[], None]) -> None:
-        if self._file.current.is_isolated:
-            self._waiting.append(take)
-        else:
+    def arrived(self, take: Callable[[], None], close: Callable[[], None]) -> None:
+        if not self._file.current.is_isolated:
             take()
+        elif len(self._waiting) < _WAITING:
+            self._waiting.append(take)
+        else:  # or strangers that come and go would take all descriptors, and the healing could not be read
+            close()
 
     async def attached(self, incoming: Incoming, factory: Callable[[], P], tls: SSLContext | None) -> P:
         outer = await incoming.attach(lambda: self._outer(factory, None), tls)
@@ -87,6 +90,7 @@ class FaultyNetwork:
         """Called by the thread of the file. Returns when the connections are treated."""
         loop = self._loop
         if loop is None:
+            self._drops = faults.drops  # what was ordered before the broker started
             return
         is_done = threading.Event()
 
@@ -132,7 +136,7 @@ class _FaultyListener:
 
     def start(self, on_connection: Callable[[Incoming], None], may_accept: Callable[[], bool] = lambda: True) -> None:
         def arrived(incoming: Incoming) -> None:
-            self._network.arrived(lambda: on_connection(_FaultyIncoming(incoming, self._network)))
+            self._network.arrived(lambda: on_connection(_FaultyIncoming(incoming, self._network)), incoming.close)
 
         self._listener.start(arrived, may_accept)
 

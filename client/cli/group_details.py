@@ -7,15 +7,18 @@ hide the rest.
 from __future__ import annotations
 
 import asyncio
+import contextlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupDescription, GroupErrors
 from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cluster.offsets import Found, ask_leader, ask_leaders
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.messages import LATEST_TIMESTAMP
 from minibroker.protocol.model import TopicPartition
 
 PATIENCE_S = 3.0
@@ -89,25 +92,22 @@ async def details_of(admin: Admin, group: str) -> GroupDetails:
 async def end_offsets(
     admin: Admin, topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
 ) -> dict[TopicPartition, int]:
-    """Return the ends of partitions whose leaders answer in time. Each leader is asked separately."""
+    """Return the ends of partitions whose leaders tell them in time."""
     wanted = set(partitions)
-    led: dict[int, list[TopicPartition]] = {}
-    for topic in topics.values():
-        for each in topic.partitions:
-            partition = TopicPartition(topic.name, each.partition)
-            if partition in wanted and each.leader is not None:
-                led.setdefault(each.leader, []).append(partition)
-
-    async def ask(some: list[TopicPartition]) -> dict[TopicPartition, int]:
-        try:
-            async with asyncio.timeout(PATIENCE_S):
-                found = await admin.list_offsets(dict.fromkeys(some, "latest"))
-        except (TimeoutError, MinibrokerError):
-            return {}
-        return {partition: end.offset for partition, end in found.items() if end is not None}
-
-    parts = await asyncio.gather(*(ask(some) for some in led.values()))
-    return {partition: end for part in parts for partition, end in part.items()}
+    names = (
+        TopicPartition(topic.name, each.partition)
+        for topic in topics.values()
+        for each in topic.partitions
+        if each.leader is not None
+    )
+    asked = dict.fromkeys((name for name in names if name in wanted), LATEST_TIMESTAMP)
+    found: dict[TopicPartition, Found] = {}
+    runtime = admin._runtime
+    # A new leader below min.insync.replicas cannot tell its end. That must not hide the ends of its other partitions.
+    with contextlib.suppress(TimeoutError, MinibrokerError), runtime.metadata.wanted(name.topic for name in asked):
+        async with asyncio.timeout(PATIENCE_S):
+            await ask_leaders(runtime, asked, PATIENCE_S, found, {}, ask_leader, "finding offsets", each_by_itself=True)
+    return {name: each.result.offset for name, each in found.items() if each.result is not None}
 
 
 async def topics_of(admin: Admin, names: Iterable[str]) -> dict[str, TopicDescription]:

@@ -296,6 +296,15 @@ async def test_an_isolated_broker_answers_nobody_and_looks_at_newcomers_after_th
 
 
 @run_by(in_a_loop)
+async def test_an_isolated_broker_keeps_only_some_newcomers(broker: Broker, /) -> None:
+    closed: list[int] = []
+    await broker.order(faults.isolated)
+    for number in range(200):
+        broker.network.arrived(lambda: None, lambda number=number: closed.append(number))  # type: ignore[misc]
+    assert closed == list(range(128, 200))
+
+
+@run_by(in_a_loop)
 async def test_a_broker_goes_on_obeying_after_an_error_in_its_loop(broker: Broker, /) -> None:
     reported: list[object] = []
     asyncio.get_running_loop().set_exception_handler(lambda _loop, context: reported.append(context["exception"]))
@@ -306,7 +315,7 @@ async def test_a_broker_goes_on_obeying_after_an_error_in_its_loop(broker: Broke
 
     async with accepting(broker.network) as (listener, accepted), asyncio.timeout(30):
         await broker.order(faults.isolated)
-        broker.network.arrived(fail)
+        broker.network.arrived(fail, fail)
         await broker.order(lambda found: found)
         assert reported == [error]
         client = await RealNetwork().connect("127.0.0.1", listener.port, Heard)
