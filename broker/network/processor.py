@@ -624,9 +624,10 @@ class ServerConnection(asyncio.BufferedProtocol):
         the stream, behind many requests that have not been read, would show it too late."""
         assert self._transport is not None
         connection = self._transport.get_extra_info("socket")
-        if connection is not None:
+        descriptor = -1 if connection is None else connection.fileno()
+        if descriptor >= 0:  # a socket that is closed, or of a simulation, has none
             poll = select.poll()
-            poll.register(connection, select.POLLRDHUP)
+            poll.register(descriptor, select.POLLRDHUP)
             if poll.poll(0):
                 self.session.turns = self._processor.channel.left_behind
 

@@ -130,6 +130,10 @@ class VirtualSocket:
     def setsockopt(self, level: int, option: int, value: int) -> None:
         self._options[level, option] = value
 
+    def fileno(self) -> int:
+        """Return -1, as a socket without a descriptor does."""
+        return -1
+
     @property
     def keepalive(self) -> bool:
         return bool(self._options.get((socket.SOL_SOCKET, socket.SO_KEEPALIVE)))
