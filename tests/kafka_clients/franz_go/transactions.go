@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"strings"
 	"time"
 
 	"github.com/twmb/franz-go/pkg/kadm"
@@ -13,6 +14,10 @@ import (
 
 // Every such transaction is aborted, and its records are moved again.
 const abortedOf = 4
+
+// The commit of offsets is not tried again if nobody listens at the coordinator's address: it has just been killed, and the
+// client has not asked for another one yet. The session has aborted the transaction, and reads its records again.
+const refusedOffsets = "unable to commit transaction offsets: unable to dial"
 
 func transfer(ctx context.Context) error {
 	session, err := kgo.NewGroupTransactSession(kgo.SeedBrokers(seeds...), kgo.MetadataMinAge(200*time.Millisecond),
@@ -49,6 +54,10 @@ func transfer(ctx context.Context) error {
 		aborts := number%abortedOf == 0
 		number++
 		committed, err := session.End(ctx, kgo.TransactionEndTry(!aborts && !failed))
+		if err != nil && strings.Contains(err.Error(), refusedOffsets) {
+			tell("note", err)
+			continue
+		}
 		if err != nil {
 			return err
 		}
