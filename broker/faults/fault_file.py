@@ -41,6 +41,8 @@ class FaultFile:
         self._is_acknowledged = True
         """Whether the file beside it says so. Otherwise it is written again."""
         self._ports: list[int] = []
+        self._peers: dict[int, tuple[int, ...]] = {}
+        """The ports that each other broker has published, as far as they could be read last."""
         self._lock = threading.Lock()
         self._listeners: list[FaultListener] = []
         self._ends = threading.Event()
@@ -88,20 +90,26 @@ class FaultFile:
 
     def listens_on(self, port: int) -> None:
         """Publish a port of this broker, by which other brokers know a connection to it."""
-        self._ports.append(port)
+        with self._lock:
+            self._ports.append(port)
         self._acknowledge()
 
     def peers(self) -> dict[int, int]:
-        """Return the broker behind each published port of the other brokers."""
+        """Return the broker behind each published port of the other brokers. Files that cannot be read, for instance
+        for want of descriptors, change nothing, or a cut between brokers would end."""
         directory, own = os.path.split(obeyed_path(self.path))
-        found: dict[int, int] = {}
-        for name in self._disk.list(directory):
-            broker_id = broker_of(name)
-            if broker_id is not None and name != own:
-                with contextlib.suppress(OSError, msgspec.MsgspecError):
-                    answer = msgspec.json.decode(self._disk.read_file(os.path.join(directory, name)), type=Obeyed)
-                    found |= dict.fromkeys(answer.ports, broker_id)
-        return found
+        with contextlib.suppress(OSError):
+            named = [(broker_of(name), name) for name in self._disk.list(directory) if name != own]
+            self._peers = {
+                id: self._ports_of(id, os.path.join(directory, name)) for id, name in named if id is not None
+            }
+        return {port: broker_id for broker_id, ports in self._peers.items() for port in ports}
+
+    def _ports_of(self, broker_id: int, path: str) -> tuple[int, ...]:
+        try:
+            return msgspec.json.decode(self._disk.read_file(path), type=Obeyed).ports
+        except (OSError, msgspec.MsgspecError):
+            return self._peers.get(broker_id, ())
 
     def _acknowledge(self) -> None:
         with self._lock:

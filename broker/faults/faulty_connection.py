@@ -37,8 +37,12 @@ class FaultyConnection:
         """Whether the protocol does not want to read."""
         self.is_ended = False
         """Whether the protocol has ended the connection, and reads nothing more."""
+        self.is_lost = False
+        """Whether the protocol knows that the connection is lost."""
         self.unsent_bytes = 0
         self._reads = True
+        self._tell_lost: Callable[[], None] | None = None
+        """Tells the protocol that the real connection is lost, which may be late like the data before it."""
 
     def outer(self) -> Outer:
         """Return the protocol for the real transport."""
@@ -67,7 +71,9 @@ class FaultyConnection:
         self.sent.clear()
         self.received.clear()
         self.unsent_bytes = 0
-        if self.real is not None:
+        if self._tell_lost is not None:
+            asyncio.get_running_loop().call_soon(self._tell_lost)  # as the real transport does
+        elif self.real is not None:
             self.real.abort()
 
     # -- from the real transport --
@@ -103,11 +109,19 @@ class FaultyConnection:
             self.received.put(call)
 
     def lost(self, error: Exception | None) -> None:
-        self.registry.discard(self)
         self.sent.clear()
         if self.treatment.received.is_held:
             self.received.clear()
-        self.in_turn(partial(self.inner.connection_lost, error))
+        self._tell_lost = partial(self._lose, error)
+        self.in_turn(self._tell_lost)
+
+    def _lose(self, error: Exception | None) -> None:
+        """Only now are there no faults left to heal."""
+        if self.is_lost:
+            return
+        self.is_lost = True
+        self.registry.discard(self)
+        self.inner.connection_lost(error)
 
 
 class Outer(asyncio.BaseProtocol):
@@ -256,16 +270,18 @@ class _Transport(asyncio.Transport):
         connection above."""
         below = self._connection
         above = FaultyConnection(protocol, below.port, below.registry)
-        real = await asyncio.get_running_loop().start_tls(
-            self._real,
-            above.outer(),
-            context,
-            server_hostname=server_hostname,
-            ssl_handshake_timeout=ssl_handshake_timeout,
-        )
+        try:
+            real = await asyncio.get_running_loop().start_tls(
+                self._real,
+                above.outer(),
+                context,
+                server_hostname=server_hostname,
+                ssl_handshake_timeout=ssl_handshake_timeout,
+            )
+        finally:  # the handshake has its place below TLS: nothing is told that it is lost
+            below.registry.discard(below)
         if real is None:
             return None
-        below.registry.discard(below)
         above.real = real
         above.registry.add(above)
         above.treat(below.treatment)

@@ -12,6 +12,7 @@ from minibroker.protocol.messages import Buffer
 from minibroker.protocol.world import Descriptors, Disk, File, Lock
 
 _WELL = DiskFaults()
+_LOOK_EVERY_S = 0.02
 
 
 def faults_at(path: str, faults: Faults) -> DiskFaults:
@@ -41,7 +42,7 @@ class FaultyDisk:
         disk = self._check(path)
         if disk.is_full and data:
             raise _error(errno.ENOSPC, path)
-        _sleep(disk.write_delay_ms + disk.sync_delay_ms)
+        self._wait(path, lambda disk: disk.write_delay_ms + disk.sync_delay_ms)
         self._disk.write_atomically(path, data)
 
     def exists(self, path: str) -> bool:
@@ -68,7 +69,8 @@ class FaultyDisk:
         self._disk.remove_tree(path)
 
     def sync_directory(self, path: str) -> None:
-        _sleep(self._check(path).sync_delay_ms)
+        self._check(path)
+        self._wait(path, lambda disk: disk.sync_delay_ms)
         self._disk.sync_directory(path)
 
     def lock(self, path: str) -> Lock:
@@ -92,6 +94,9 @@ class FaultyDisk:
             return _WELL
         return _checked(path, faults)
 
+    def _wait(self, path: str, delay_ms: Callable[[DiskFaults], int]) -> None:
+        _sleep(lambda: delay_ms(faults_at(path, self._faults())))
+
     def _check_room(self, path: str) -> None:
         if self._check(path).is_full and not self._disk.exists(path):
             raise _error(errno.ENOSPC, path)
@@ -113,7 +118,7 @@ class FaultyFile:
         disk = self._check()
         if disk is _WELL:
             return self._file.pwrite(data, position)
-        _sleep(disk.write_delay_ms)
+        self._wait(lambda disk: disk.write_delay_ms)
         total = sum(map(len, data))
         if not disk.is_full or position + total <= (size := self._file.size()):
             return self._file.pwrite(data, position)
@@ -136,11 +141,15 @@ class FaultyFile:
         self._file.truncate(size)
 
     def fdatasync(self) -> None:
-        _sleep(self._check().sync_delay_ms)
+        self._check()
+        self._wait(lambda disk: disk.sync_delay_ms)
         self._file.fdatasync()
 
     def close(self) -> None:
         self._file.close()
+
+    def _wait(self, delay_ms: Callable[[DiskFaults], int]) -> None:
+        _sleep(lambda: delay_ms(faults_at(self._path, self._faults())))
 
     def _check(self) -> DiskFaults:
         """Raises OSError if the disk is broken."""
@@ -161,6 +170,10 @@ def _error(number: int, path: str) -> OSError:
     return OSError(number, os.strerror(number), path)
 
 
-def _sleep(delay_ms: int) -> None:
-    if delay_ms:
-        time.sleep(delay_ms / 1_000)
+def _sleep(delay_ms: Callable[[], int]) -> None:
+    """Sleep for this long. A delay that is healed or shortened meanwhile holds nothing up."""
+    if not delay_ms():
+        return
+    began_s = time.monotonic()
+    while (left_s := began_s + delay_ms() / 1_000 - time.monotonic()) > 0:
+        time.sleep(min(left_s, _LOOK_EVERY_S))

@@ -18,9 +18,11 @@ from minibroker.protocol.world import Incoming, Listener, Network
 
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
-_APPLIED_EVERY_S = 0.1
-_REPORTED_AFTER = 100
-_WAITING = 128
+_LOOP_IS_LOOKED_AT_EVERY_S = 0.1
+_REPORTED_AFTER_S = 10.0
+"""The time that the event loop has to apply changed faults, before a warning says that it has not."""
+MOST_WAITING_NEWCOMERS = 128
+"""Accepted connections that an isolated broker keeps until it is healed. Others are closed."""
 
 logger = logging.getLogger("minibroker.faults")
 
@@ -35,7 +37,7 @@ class FaultyNetwork:
         self._changed = asyncio.Event()
         self._connections: set[FaultyConnection] = set()
         self._waiting: list[Callable[[], None]] = []
-        """Accepted connections that nobody looks at while the broker is isolated, as many as a kernel's queue has."""
+        """Accepted connections that nobody looks at while the broker is isolated."""
         self._drops = file.current.drops
         file.on_change(self._tell_loop)
 
@@ -50,10 +52,7 @@ class FaultyNetwork:
 
     async def connect(self, host: str, port: int, factory: Callable[[], P]) -> P:
         self._loop = asyncio.get_running_loop()
-        while (treatment := self._of_opened(port)).is_cut:
-            await self._change()
-        if delay_s := treatment.sent.delay_s + treatment.received.delay_s:
-            await asyncio.sleep(delay_s)
+        await self._packets_pass(port)
         outer = await self._network.connect(host, port, lambda: self._outer(factory, port))
         outer.connection.treat(self._of_opened(port))
         return cast(P, outer.connection.inner)
@@ -61,9 +60,23 @@ class FaultyNetwork:
     def _outer(self, factory: Callable[[], asyncio.BaseProtocol], port: int | None) -> Outer:
         return FaultyConnection(factory(), port, self._connections).outer()
 
-    async def _change(self) -> None:
-        changed = self._changed
-        await changed.wait()
+    async def _packets_pass(self, port: int) -> None:
+        """Wait for as long as the first packet and its answer need. What is healed meanwhile holds nothing up."""
+        loop = asyncio.get_running_loop()
+        began_s = loop.time()
+        while True:
+            changed = self._changed
+            treatment = self._of_opened(port)
+            if treatment.is_cut:
+                await changed.wait()
+                began_s = loop.time()
+                continue
+            left_s = began_s + treatment.sent.delay_s + treatment.received.delay_s - loop.time()
+            if left_s <= 0:
+                return
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(left_s):
+                    await changed.wait()
 
     def _of_opened(self, port: int) -> Treatment:
         faults = self._file.current
@@ -74,7 +87,7 @@ class FaultyNetwork:
     def arrived(self, take: Callable[[], None], close: Callable[[], None]) -> None:
         if not self._file.current.is_isolated:
             take()
-        elif len(self._waiting) < _WAITING:
+        elif len(self._waiting) < MOST_WAITING_NEWCOMERS:
             self._waiting.append(take)
         else:  # or strangers that come and go would take all descriptors, and the healing could not be read
             close()
@@ -103,9 +116,9 @@ class FaultyNetwork:
         with contextlib.suppress(RuntimeError):  # the loop is closed
             loop.call_soon_threadsafe(apply)
             rounds = 0
-            while not is_done.wait(_APPLIED_EVERY_S) and loop.is_running():
+            while not is_done.wait(_LOOP_IS_LOOKED_AT_EVERY_S) and loop.is_running():
                 rounds += 1
-                if rounds == _REPORTED_AFTER:
+                if rounds == round(_REPORTED_AFTER_S / _LOOP_IS_LOOKED_AT_EVERY_S):
                     logger.warning("the event loop has not come to the faults of revision %d", faults.revision)
 
     def _apply(self, faults: Faults) -> None:

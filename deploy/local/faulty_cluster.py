@@ -145,20 +145,25 @@ class FaultyCluster(LocalCluster):
 
     def heal(self, who: Who) -> list[Member]:
         """End all faults of these brokers, those between them and others included, and return the brokers that had
-        any. A broker that has ended stays so."""
+        any, or had not obeyed an earlier healing yet. A broker that has ended stays so."""
         ill = self.faults()
-        members: list[Member] = [member for member in self.resolve(who) if member in ill]
+        resolved = self.resolve(who)
+        late = self._late()
+        members: list[Member] = [member for member in resolved if member in ill]
         changes = _Changes()
         if isinstance(who, ZooKeeperServer):
             members = [broker_id for broker_id, found in ill.items() if found.zookeeper_is_cut]
-            return self._order(members, lambda _, found: faults.zookeeper_healed(found))
+            self._order(members, lambda _, found: faults.zookeeper_healed(found))
+            self._wait_until_obeyed(late)
+            return members
         for member in members:
             changes.add(member, faults.healed)
             for peer, found in ill.items():
                 if peer not in members and isinstance(member, int) and member in found.links:
                     changes.add(peer, partial(faults.healed_towards, peer=member))
         self._order(list(changes.by_broker), changes.of)
-        return members
+        self._wait_until_obeyed(late)
+        return [member for member in resolved if member in members or member in late]
 
     def mend_disk(self, who: Who) -> list[Member]:
         """End the faults of their disks, and restart the brokers that had taken a log directory offline for them."""
@@ -210,9 +215,23 @@ class FaultyCluster(LocalCluster):
         with cluster_file.locked(self.directory):
             brokers = [member for member in members if isinstance(member, int)]
             ordered = {id: injected.order(self.directory, id, partial(change, id)) for id in brokers}
-        for id, after in ordered.items():
-            injected.wait_until_obeyed(self.directory, id, after.revision, partial(self._is_running, id))
+        self._wait_until_obeyed({id: after.revision for id, after in ordered.items()})
         return members
+
+    def _late(self) -> dict[int, int]:
+        """Return the revision of each broker that runs and does not obey it yet."""
+        if not self.file().allow_faults:
+            return {}
+        found = {entry.id: injected.faults_of(self.directory, entry.id).revision for entry in self.file().brokers}
+        return {
+            id: revision
+            for id, revision in found.items()
+            if revision and not injected.is_obeyed(self.directory, id, revision) and self._is_running(id)
+        }
+
+    def _wait_until_obeyed(self, revisions: Mapping[int, int]) -> None:
+        for id, revision in revisions.items():
+            injected.wait_until_obeyed(self.directory, id, revision, partial(self._is_running, id))
 
     def _is_running(self, broker_id: int) -> bool:
         return self.state_of(broker_id) is ProcessState.RUNNING

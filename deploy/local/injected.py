@@ -109,16 +109,17 @@ def order(directory: Path, broker_id: int, change: Callable[[Faults], Faults]) -
 
 def wait_until_obeyed(directory: Path, broker_id: int, revision: int, is_running: Callable[[], bool]) -> None:
     """Return once the broker obeys this revision, or does not run any more. Raises LaunchTimedOut."""
-    path = Path(obeyed_path(str(file_of(directory, broker_id))))
-
-    def is_obeyed() -> bool:
-        try:
-            return msgspec.json.decode(path.read_bytes(), type=Obeyed).revision >= revision
-        except (FileNotFoundError, msgspec.MsgspecError):
-            return False
-
-    if not wait_until(lambda: is_obeyed() or not is_running(), OBEYED_TIMEOUT_S):
+    if not wait_until(lambda: is_obeyed(directory, broker_id, revision) or not is_running(), OBEYED_TIMEOUT_S):
         raise LaunchTimedOut(
             f"broker {broker_id} does not obey {file_of(directory, broker_id)} after {OBEYED_TIMEOUT_S:g} s: see "
             f"`minibroker logs {broker_id}`"
         )
+
+
+def is_obeyed(directory: Path, broker_id: int, revision: int) -> bool:
+    """Return whether the broker has acknowledged this revision or a later one."""
+    try:
+        path = Path(obeyed_path(str(file_of(directory, broker_id))))
+        return msgspec.json.decode(path.read_bytes(), type=Obeyed).revision >= revision
+    except (FileNotFoundError, msgspec.MsgspecError):
+        return False

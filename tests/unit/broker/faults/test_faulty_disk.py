@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import time
 from collections.abc import Callable
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -106,18 +107,53 @@ def test_another_directory_is_well(ill: Ill, tmp_path: Path) -> None:
     assert ill.disk.read_file(str(tmp_path / "other")) == b"1"
 
 
+class ClockOfSleeps:
+    """Only sleeping takes time."""
+
+    def __init__(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        self.now_s = 0.0
+        monkeypatch.setattr(time, "monotonic", lambda: self.now_s)
+        monkeypatch.setattr(time, "sleep", self.sleep)
+
+    def sleep(self, seconds: float) -> None:
+        self.now_s += seconds
+
+    def taken_ms(self) -> int:
+        taken_s, self.now_s = self.now_s, 0.0
+        return round(taken_s * 1_000)
+
+
 def test_a_slow_disk_takes_its_time_and_does_its_work(ill: Ill, monkeypatch: pytest.MonkeyPatch) -> None:
-    slept: list[float] = []
-    monkeypatch.setattr(time, "sleep", slept.append)
+    clock = ClockOfSleeps(monkeypatch)
     ill.now = faults.disks_slowed(Faults(), [ill.directory], 200, 30)
     file = ill.disk.open(ill.file("0.log"), create=True)
     file.pwrite([b"ab"], 0)
-    assert slept == [0.03]
+    assert clock.taken_ms() == 30
     file.fdatasync()
-    assert slept == [0.03, 0.2]
+    assert clock.taken_ms() == 200
     ill.disk.sync_directory(ill.directory)
+    assert clock.taken_ms() == 200
     ill.disk.write_atomically(ill.file("a"), b"1")
-    assert slept == [0.03, 0.2, 0.2, 0.23]
+    assert clock.taken_ms() == 230
     assert file.pread(10, 0) == b"ab"
-    assert len(slept) == 4
+    assert clock.taken_ms() == 0
+    file.close()
+
+
+def test_a_healing_ends_the_delay_of_a_call_that_waits(ill: Ill) -> None:
+    file = ill.disk.open(ill.file("0.log"), create=True)
+    ill.now = faults.disks_slowed(Faults(), [ill.directory], 600_000, 600_000)
+    calls: tuple[Callable[[], object], ...] = (
+        lambda: file.pwrite([b"ab"], 0),
+        file.fdatasync,
+        lambda: ill.disk.sync_directory(ill.directory),
+        lambda: ill.disk.write_atomically(ill.file("a"), b"1"),
+    )
+    with ThreadPoolExecutor(len(calls)) as threads:
+        waiting = [threads.submit(call) for call in calls]
+        assert not wait(waiting, 0.1).done
+        ill.now = Faults()
+        for each in waiting:
+            each.result(10)
+    assert file.pread(10, 0) == b"ab"
     file.close()

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import asyncio
+import shutil
+import ssl
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -12,8 +14,9 @@ import pytest
 import uvloop
 
 from minibroker.broker.faults.fault_file import FaultFile
-from minibroker.broker.faults.faulty_network import FaultyNetwork
+from minibroker.broker.faults.faulty_network import MOST_WAITING_NEWCOMERS, FaultyNetwork
 from minibroker.protocol import faults
+from minibroker.protocol.connections.tls import TlsFailed, TlsNetwork
 from minibroker.protocol.faults import Faults, Obeyed, encoded
 from minibroker.protocol.world import Incoming, Listener, Network
 from minibroker.protocol.world.real import RealDisk, RealNetwork
@@ -299,9 +302,9 @@ async def test_an_isolated_broker_answers_nobody_and_looks_at_newcomers_after_th
 async def test_an_isolated_broker_keeps_only_some_newcomers(broker: Broker, /) -> None:
     closed: list[int] = []
     await broker.order(faults.isolated)
-    for number in range(200):
+    for number in range(MOST_WAITING_NEWCOMERS + 72):
         broker.network.arrived(lambda: None, lambda number=number: closed.append(number))  # type: ignore[misc]
-    assert closed == list(range(128, 200))
+    assert closed == list(range(MOST_WAITING_NEWCOMERS, MOST_WAITING_NEWCOMERS + 72))
 
 
 @run_by(in_a_loop)
@@ -345,3 +348,57 @@ async def test_the_ports_of_a_broker_are_published_for_its_peers(broker: Broker,
         other = FaultFile(str(broker.path.with_name("broker-3.json")), RealDisk())
         assert other.peers() == {listener.port: 1}
         assert broker.file.peers() == {}
+
+
+@run_by(in_a_loop)
+async def test_a_healing_ends_the_delay_of_lost_connections_and_of_those_being_opened(broker: Broker, /) -> None:
+    async with accepting(RealNetwork()) as (listener, accepted):
+        broker.is_peer(listener.port)
+        for ends_it_itself in (False, True):
+            ours = await broker.network.connect("127.0.0.1", listener.port, Heard)
+            await until(lambda: bool(accepted))
+            await broker.order(lambda found: faults.link_slowed(found, PEER, 600_000))
+            opening = asyncio.create_task(broker.network.connect("127.0.0.1", listener.port, Heard))
+            accepted[-1].transport.write(b"last words")
+            accepted[-1].transport.close()
+            # the real connection is lost, but the protocol does not know it
+            await until(lambda: ours.transport.is_closing())  # noqa: B023
+            if ends_it_itself:
+                ours.transport.abort()
+                await until(lambda: ours.is_lost)  # noqa: B023
+            assert (ours.data, ours.is_lost, opening.done()) == (b"", ends_it_itself, False)
+            await broker.order(lambda found: found)
+            (await asyncio.wait_for(opening, 10)).transport.abort()
+            await until(lambda: ours.is_lost)  # noqa: B023
+            assert ours.data == (b"" if ends_it_itself else b"last words")
+            accepted.clear()
+        await until(lambda: not broker.network._connections)
+
+
+@run_by(in_a_loop)
+async def test_a_failed_handshake_of_tls_leaves_no_connection(broker: Broker, /) -> None:
+    async with accepting(RealNetwork()) as (listener, accepted):
+        opening = asyncio.create_task(
+            TlsNetwork(broker.network, connecting=ssl.create_default_context).connect("127.0.0.1", listener.port, Heard)
+        )
+        await until(lambda: bool(accepted) and bool(accepted[0].data))
+        assert len(broker.network._connections) == 1
+        accepted[0].transport.write(b"no TLS here")
+        with pytest.raises(TlsFailed):
+            await opening
+        await until(lambda: not broker.network._connections)
+
+
+@run_by(in_a_loop)
+async def test_peers_are_remembered_if_their_files_cannot_be_read(broker: Broker, /) -> None:
+    broker.is_peer(9092)
+    assert broker.file.peers() == {9092: PEER}
+    obeyed = broker.path.with_name(f"broker-{PEER}.obeyed.json")
+    obeyed.write_bytes(b"")
+    assert broker.file.peers() == {9092: PEER}
+    obeyed.unlink()
+    assert broker.file.peers() == {}
+    broker.is_peer(9092)
+    broker.file.peers()
+    shutil.rmtree(broker.path.parent)
+    assert broker.file.peers() == {9092: PEER}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor, wait
 from pathlib import Path
 
 import pytest
@@ -10,6 +11,7 @@ from minibroker.deploy.errors import LaunchError, LaunchTimedOut
 from minibroker.deploy.local import cluster_file, injected, plan
 from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.local.who import AllBrokers, BrokerId, ZooKeeperServer
 from minibroker.protocol import faults
 from minibroker.protocol.faults import Faults, Obeyed, encoded
@@ -198,3 +200,25 @@ def test_up_begins_without_the_faults_of_an_earlier_time(tmp_path: Path) -> None
     cluster.fill_disk(BrokerId(1))
     injected.begin(tmp_path)
     assert injected.faults_of(tmp_path, 1) == Faults()
+
+
+def test_a_second_healing_waits_for_what_the_first_ordered(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def obey(broker_id: int) -> None:
+        path = Path(faults.obeyed_path(str(injected.file_of(tmp_path, broker_id))))
+        path.write_bytes(encoded(Obeyed(2)))
+
+    cluster = cluster_in(tmp_path)
+    cluster.fill_disk(AllBrokers())
+    cluster.heal(AllBrokers())  # of processes that are gone, so nothing has obeyed
+    monkeypatch.setattr(cluster, "state_of", lambda who: ProcessState.RUNNING)
+    monkeypatch.setattr(injected, "OBEYED_TIMEOUT_S", 0.05)
+    with pytest.raises(LaunchTimedOut, match="broker 1 does not obey"):
+        cluster.heal(BrokerId(1))
+    obey(2)
+    monkeypatch.setattr(injected, "OBEYED_TIMEOUT_S", 30.0)
+    with ThreadPoolExecutor(1) as threads:
+        healing = threads.submit(cluster.heal, AllBrokers())
+        assert not wait([healing], 0.1).done
+        obey(1)
+        assert healing.result(10) == [1]
+    assert cluster.heal(AllBrokers()) == []
