@@ -134,8 +134,8 @@ def _answer_metadata(services: Services, request: Request, body: MetadataRequest
     if body.topics and body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
         # at once: the connection's next request does not wait for a delayed answer, and may delete topics
         described = _described(services, request, body, ())
-        created = [topic.name for topic in _missing(described) if may_change(topic.name, request)]
-        services.auto_topic_creation.create_soon(created)
+        created = dict.fromkeys(topic.name for topic in _missing(described) if may_change(topic.name, request))
+        services.auto_topic_creation.create_soon(list(created))
     asked = body.topics or []
     wait_ms = request.source.dialect.election_wait_ms if len(asked) <= _MOST_TOPICS else 0
     if wait_ms and (topics := awaiting_elections(asked)):

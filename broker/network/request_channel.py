@@ -6,7 +6,9 @@ microseconds per request: an `asyncio.Queue`, which wakes a task per request, co
 
 The choice. A queue, and a future per idle handler. A request that finds an idle handler goes straight into that
 handler's future and never into the queue. A handler that has finished looks into the queue first (`poll`), so under
-load it proceeds from one request to the next without any wake-up.
+load it proceeds from one request to the next without any wake-up. One handler is woken at a time: another one only when
+the loop has come round and requests are still queued, because the first waits for a disk. Otherwise each of the
+handlers would do a request of its own in one turn of the loop, of a few milliseconds if it reads megabytes.
 
 A connection has at most one request here (see "mute" in processor.py), and decodes it only when there is room. A
 connection without room waits in line, does not read from its socket, and is called when there is room.
@@ -14,22 +16,25 @@ connection without room waits in line, does not read from its socket, and is cal
 Slices. Handlers that always find requests in the queue would never let the loop return to its sockets and timers. The
 handlers of a channel therefore share a slice of 2 ms; when it is over, they all rest until the loop has run one round.
 They also rest when the control plane's handler has been woken but has not run yet. "Control work first" amounts to that
-on one loop: between the arrival of a control request and its handling, only the requests run that handlers already hold
-(one each).
+on one loop: between the arrival of a control request and its handling, only the request runs that a woken handler
+already holds, and those whose wait for a disk ends just then.
 
 Turns. The queue is not first come, first served: a hundred connections whose requests are expensive would make every
-other wait for a hundred of those. Its order is that of start-time fair queueing (Goyal, Vin and Cheng, 1996): a
-request's turn is the turn of the request that was taken last or, if that is later, the end of the connection's previous
-request, which is its turn plus the seconds that it took. At most a slice counts: handlers also wait, for a disk or
-another broker, and a connection must not wait for as long again, as many times as there are busy ones. Connections that
-always have a request waiting thus get equal times, and one that seldom asks is next. All that lost connections have
-left behind shares the turns of one, and so do connections whose clients have hung up before all was read; nobody gets
-more by hanging up and coming again. Without load nothing is queued, and equal turns keep the order of arrival.
+other wait for a hundred of those. It is fairly queued (Goyal, Vin and Cheng, 1996; Parekh and Gallager, 1993). A
+request's turn begins with the turn of the request that was taken last or, if that is later, at the end of the
+connection's previous turn, which lasted as many seconds as its request took. The turn that is expected to end first is
+next; a request is expected to take as long as the connection's earlier ones, and the first half a slice. Connections
+that always have a request waiting thus get equal times. One that seldom asks and for little is next, even if thousands
+begin at once. At most a slice counts: handlers also wait, for a disk or another broker, and a connection must not wait
+for as long again, as many times as there are busy ones. All that lost connections have left behind shares the turns of
+one, and so do connections whose clients have hung up before all was read; nobody gets more by hanging up and coming
+again. Without load nothing is queued, and turns with equal ends keep the order of arrival.
 
 Rejected: turns for each address instead. They would stop a stranger with a thousand connections, for whom there are
 quotas and `max.connections.per.ip`, and on one machine everybody has the same address.
 
-Followers first. The fetch of a proved broker goes to the head of the queue. A producer with acks=all waits for its
+Followers first. The fetch of a proved broker goes to the head of the queue, and its connection to the head of the line.
+A producer with acks=all waits for its
 followers' fetches; behind all clients' requests, it would wait for those several times. Followers do not keep clients
 out: each has a single fetch at its leader.
 
@@ -59,6 +64,9 @@ from minibroker.protocol.fetch_slots import LeaderSlots
 from minibroker.protocol.principal import ANONYMOUS, Principal
 
 SLICE_S = 0.002
+FIRST_COST_S = 0.001
+"""The time that a connection's first request is expected to take: more than most, since thousands may come at once, but
+not so much that a new client waits long behind busy ones."""
 LEFT_BEHIND_S = 0.000_1
 """How far apart the turns are of requests of lost connections, several of which may be in the queue. The time that they
 take is added when it is known."""
@@ -98,11 +106,14 @@ class Gate(Protocol):
 class Turns:
     """The turns of a connection's requests: see the head of this module."""
 
-    __slots__ = ("due_s",)
+    __slots__ = ("begin_s", "cost_s")
 
     def __init__(self) -> None:
-        self.due_s = 0.0
-        """The turn of its request in the channel or, without one, the earliest of the next."""
+        self.begin_s = 0.0
+        """The beginning of the turn of its request in the channel or, without one, the earliest of the next."""
+        self.cost_s = FIRST_COST_S
+        """The seconds that its next request is expected to take: the mean of the last one and of what had been expected
+        of that one."""
 
 
 class Session:
@@ -456,16 +467,16 @@ class RequestChannel:
         self._clock = clock
         self._gives_way_to = gives_way_to
         self._loop = asyncio.get_running_loop()
-        self._queue: list[tuple[float, int, Request]] = []
-        """A heap of turns, arrivals and requests."""
+        self._queue: list[tuple[float, int, float, Request]] = []
+        """A heap: the expected end of the turn, the arrival, the beginning of the turn and the request."""
         self._arrivals = count()
         self._turn_s = 0.0
-        """The turn of the request that was taken last."""
+        """The beginning of the turn of the request that was taken last."""
         self.left_behind = Turns()
         """Of the requests of all lost connections together."""
         self._idle: deque[asyncio.Future[Request | None]] = deque()
         self._in_line: list[tuple[float, int, RequestSource, int]] = []
-        """A heap of turns, arrivals, connections and the sizes of their requests."""
+        """A heap: the expected ends of turns, the arrivals, the connections and the sizes of their requests."""
         self._resting = False
         self._slice_ends_at = 0.0
         self._closed = False
@@ -495,19 +506,21 @@ class RequestChannel:
         """Call `source.room_in_channel` once a request of `size` bytes may be offered, in the order of turns. It is
         never called if the channel closes before that."""
         if not self._closed:
-            _, turn_s = self._turn_of(source)
-            heappush(self._in_line, (turn_s, next(self._arrivals), source, size))
+            turns, begin_s = self._turn_of(source)
+            end_s = -math.inf if source.session.is_broker() else begin_s + turns.cost_s
+            heappush(self._in_line, (end_s, next(self._arrivals), source, size))
 
     def offer(self, request: Request, *, wake: bool) -> None:
         """Queue a request for which there is room. `wake` is False if the caller is a handler about to poll."""
         self.bytes += request.size
-        request.turns, turn_s = self._turn_of(request.source)
-        if wake and self._idle and not self._queue and not self._resting and self._give(request):
-            self._turn_s = turn_s
+        request.turns, begin_s = self._turn_of(request.source)
+        may_wake = wake and self._idle and not self.waking
+        if may_wake and not self._queue and not self._resting and self._give(request):
+            self._turn_s = begin_s
             return
-        if request.api is FETCH and request.session.is_broker():
-            turn_s = -math.inf
-        heappush(self._queue, (turn_s, next(self._arrivals), request))
+        is_first = request.api is FETCH and request.session.is_broker()
+        end_s = -math.inf if is_first else begin_s + request.turns.cost_s
+        heappush(self._queue, (end_s, next(self._arrivals), begin_s, request))
 
     # -- the handlers' side --
 
@@ -539,19 +552,22 @@ class RequestChannel:
     def leave(self) -> None:
         """A handler ends instead of polling. What was offered while it was about to poll goes to those that are idle:
         nobody else would wake them."""
-        if not self._resting:
-            self._hand_out()
+        self._wake_another()
 
     def woken(self, now: float) -> None:
         """Record that a handler runs again after `wait`."""
         self.waking -= 1
         if now >= self._slice_ends_at:
             self._slice_ends_at = now + SLICE_S
+        if self._idle and (self._queue or self._closed):
+            self._loop.call_soon(self._wake_another)
 
     def handled(self, request: Request, seconds: float) -> None:
         """Stop counting a request, whose handler took this time."""
         self.bytes -= request.size
-        request.turns.due_s += min(seconds, SLICE_S)
+        turns, seconds = request.turns, min(seconds, SLICE_S)
+        turns.begin_s += seconds
+        turns.cost_s = (turns.cost_s + seconds) / 2
         if self._in_line:
             self._admit()
 
@@ -562,24 +578,22 @@ class RequestChannel:
         queued requests and then None."""
         self._closed = True
         self._in_line.clear()
-        if not self._queue:
-            while self._idle:
-                self._give(None)
+        self._wake_another()
 
     def _turn_of(self, source: RequestSource) -> tuple[Turns, float]:
-        """Return the turns that a request of this source shares, and its own turn."""
+        """Return the turns that a request of this source shares, and the beginning of its own turn."""
         turns = self.left_behind if source.closed else source.session.turns
-        if turns.due_s < self._turn_s:
-            turns.due_s = self._turn_s
-        turn_s = turns.due_s
+        if turns.begin_s < self._turn_s:
+            turns.begin_s = self._turn_s
+        begin_s = turns.begin_s
         if turns is self.left_behind:
-            turns.due_s += LEFT_BEHIND_S
-        return turns, turn_s
+            turns.begin_s += LEFT_BEHIND_S
+        return turns, begin_s
 
     def _take(self) -> Request:
-        turn_s, _, request = heappop(self._queue)
-        if self._turn_s < turn_s:
-            self._turn_s = turn_s
+        *_, begin_s, request = heappop(self._queue)
+        if self._turn_s < begin_s:
+            self._turn_s = begin_s
         return request
 
     def _give(self, request: Request | None) -> bool:
@@ -592,25 +606,26 @@ class RequestChannel:
                 return True
         return False
 
-    def _hand_out(self) -> None:
-        while self._queue and self._idle:
-            if self._give(self._queue[0][2]):
-                self._take()
-
-    def _rested(self) -> None:
-        self._resting = False
-        self._slice_ends_at = self._clock() + SLICE_S
-        self._hand_out()
+    def _wake_another(self) -> None:
+        """Give the next request to an idle handler, unless one has been woken or all rest. Tell all that are idle if
+        the channel has ended."""
+        if self._queue and not self._resting and not self.waking and self._give(self._queue[0][-1]):
+            self._take()
         if self._closed and not self._queue:
             while self._idle:
                 self._give(None)
         if self._in_line:
             self._admit()
 
+    def _rested(self) -> None:
+        self._resting = False
+        self._slice_ends_at = self._clock() + SLICE_S
+        self._wake_another()
+
     def _fits(self, size: int) -> bool:
         return len(self._queue) < self._max_requests and (not self.bytes or self.bytes + size <= self._max_bytes)
 
     def _admit(self) -> None:
-        while self._in_line and self._fits(self._in_line[0][3]):
-            _, _, source, size = heappop(self._in_line)
+        while self._in_line and self._fits(self._in_line[0][-1]):
+            *_, source, size = heappop(self._in_line)
             source.room_in_channel(size)

@@ -25,6 +25,9 @@ T = TypeVar("T")
 P = TypeVar("P", bound=asyncio.BaseProtocol)
 
 _BACKLOG = 1024
+_ACCEPTED_PER_TURN = 8
+"""Connections that a listener accepts in one turn of the loop. With its first request, each costs up to half a
+millisecond, and a storm of connections must not block other work."""
 _MAPPED = "::ffff:"
 """The beginning of an IPv4 address as a listener on `::` sees it. Limits and ACLs name the address without it."""
 
@@ -90,8 +93,7 @@ class RealListener:
 
     def _accept(self) -> None:
         assert self._on_connection is not None
-        # A limited number per turn of the loop, so that a storm of connections cannot block other work.
-        for _ in range(64):
+        for _ in range(_ACCEPTED_PER_TURN):
             if not self._may_accept():
                 return
             try:

@@ -255,7 +255,7 @@ def followers_wait_their_turn(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "offer")
     def offer(original: Any, self: RequestChannel, request: Any, *, wake: bool) -> None:
         original(self, request, wake=wake)
-        if self._queue and self._queue[0][2] is request:
+        if self._queue and self._queue[0][-1] is request:
             heappush(self._queue, (math.inf, *heappop(self._queue)[1:]))
 
 
@@ -264,6 +264,24 @@ def requests_in_the_order_of_arrival(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "handled")
     def handled(original: Any, self: RequestChannel, request: Any, seconds: float) -> None:
         original(self, request, 0.0)
+
+
+@mutant("thousands of new connections", "a turn is expected to take no time, so each new connection goes first once")
+def turns_are_expected_to_cost_nothing(patches: Patches) -> None:
+    @patches.instead_of(RequestChannel, "_turn_of")
+    def turn_of(original: Any, self: RequestChannel, source: Any) -> Any:
+        turns, begin_s = original(self, source)
+        turns.cost_s = 0.0
+        return turns, begin_s
+
+
+@mutant("requests of megabytes", "all idle handlers are woken in one turn of the loop")
+def handlers_are_woken_together(patches: Patches) -> None:
+    @patches.instead_of(RequestChannel, "_give")
+    def give(original: Any, self: RequestChannel, request: Any) -> bool:
+        given: bool = original(self, request)
+        self.waking = 0
+        return given
 
 
 @mutant("fewer handlers", "a handler that ends leaves what was queued for it, and no idle one is woken")

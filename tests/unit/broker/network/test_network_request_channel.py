@@ -192,11 +192,14 @@ async def test_connections_stand_in_line_in_the_order_of_their_turns() -> None:
     channel.offer(request(1), wake=False)
     called = []
     busy, seldom = Source(lambda: called.append("busy")), Source(lambda: called.append("seldom"))
-    busy.session.turns.due_s = 0.1
+    busy.session.turns.begin_s = 0.1
+    follower = Source(lambda: called.append("follower"))
+    follower.session.set_broker(2)
     channel.get_in_line(busy, 1)
     channel.get_in_line(seldom, 1)
+    channel.get_in_line(follower, 1)
     channel.poll(clock.now)
-    assert called == ["seldom", "busy"]
+    assert called == ["follower", "seldom", "busy"]
 
 
 @run_by(run)
@@ -296,10 +299,48 @@ async def test_handlers_share_a_slice_and_rest_for_one_turn_of_the_loop() -> Non
     channel.offer(request(10), wake=True)  # waiting handlers get it before any other
     assert not waiting[0].done()
     await turn()
-    assert [number_of(await future) for future in waiting] == [2, 3]
+    assert number_of(await waiting[0]) == 2
     channel.woken(clock.now)
+    assert number_of(channel.poll(clock.now)) == 3
+
+
+@run_by(run)
+async def test_another_handler_is_woken_when_the_first_waits() -> None:
+    """Each handler that ran a request of its own would lengthen the turn of the loop."""
+    clock = Clock()
+    channel = RequestChannel(100, 1_000, clock)
+    waiting = [channel.wait() for _ in range(3)]
+    for number in range(5):
+        channel.offer(request(number), wake=True)
+    for number, future in enumerate(waiting):
+        assert [each.done() for each in waiting].count(True) == number + 1
+        assert number_of(await future) == number
+        channel.woken(clock.now)  # it waits for a disk, and does not poll
+        await turn()
+    assert [number_of(channel.poll(clock.now)) for _ in range(2)] == [3, 4]
+
+
+@run_by(run)
+async def test_a_connection_that_asks_for_little_does_not_wait_for_a_thousand_new_ones() -> None:
+    clock = Clock()
+    channel = RequestChannel(10_000, 1_000_000, clock)
     channel.woken(clock.now)
-    assert number_of(channel.poll(clock.now)) == 4
+    known = Source()
+    for _ in range(20):
+        channel.offer(request(1, source=known), wake=False)
+        taken = channel.poll(clock.now)
+        assert taken is not None
+        channel.handled(taken, 0.000_1)
+    for _ in range(1_000):
+        channel.offer(request(2), wake=False)
+    for _ in range(8):
+        channel.offer(request(1, source=known), wake=False)
+        first, second = (channel.poll(clock.now) for _ in range(2))
+        assert first is not None
+        assert first.source is known
+        assert second is not None
+        channel.handled(first, 0.000_1)
+        channel.handled(second, 0.002)
 
 
 @run_by(run)
@@ -331,9 +372,9 @@ async def test_control_work_comes_first() -> None:
     control.offer(request_of(control), wake=True)
     while len(handled) < 52:
         await turn()
-    # Both data handlers held a request when the first control request came, one of them when the second came. They
-    # finish it; no other request goes before the control requests.
-    assert handled[:4] == ["data", "data", "control", "data"]
+    # A data handler held a request when each of the control requests came. It finishes it; no other request goes before
+    # the control requests.
+    assert handled[:3] == ["data", "control", "data"]
     assert "control" in handled[20:22]
     for channel in (control, data):
         channel.close()
