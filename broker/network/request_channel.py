@@ -34,9 +34,8 @@ Rejected: turns for each address instead. They would stop a stranger with a thou
 quotas and `max.connections.per.ip`, and on one machine everybody has the same address.
 
 Followers first. The fetch of a proved broker goes to the head of the queue, and its connection to the head of the line.
-A producer with acks=all waits for its
-followers' fetches; behind all clients' requests, it would wait for those several times. Followers do not keep clients
-out: each has a single fetch at its leader.
+A producer with acks=all waits for its followers' fetches; behind all clients' requests, it would wait for those several
+times. Followers do not keep clients out: each has a single fetch at its leader.
 
 Rejected: driving the handler's coroutine directly from the processor and creating a task only if it waits. It saves one
 turn of the loop, but such a coroutine has no current task, so `asyncio.timeout` fails in it, and Python 3.11 has no
