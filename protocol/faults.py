@@ -206,7 +206,7 @@ def described(faults: Faults) -> list[str]:
         found.append("it is cut from ZooKeeper")
     if faults.clock_offset_ms:
         side = "ahead" if faults.clock_offset_ms > 0 else "behind"
-        found.append(f"its wall clock is {abs(faults.clock_offset_ms)} ms {side}")
+        found.append(f"its wall clock is {_duration(abs(faults.clock_offset_ms))} {side}")
     if faults.delay_ms:
         found.append(f"each packet that it sends takes {faults.delay_ms} ms longer")
     for peer, link in sorted(faults.links.items()):
@@ -219,6 +219,14 @@ def described(faults: Faults) -> list[str]:
         if link.delay_ms:
             found.append(f"each packet between it and broker {peer} takes {link.delay_ms} ms longer")
     return found
+
+
+def _duration(milliseconds: int) -> str:
+    """Return it in the largest unit of which it is a whole number."""
+    for unit, size in (("d", 86_400_000), ("h", 3_600_000), ("min", 60_000), ("s", 1_000)):
+        if milliseconds % size == 0:
+            return f"{milliseconds // size} {unit}"
+    return f"{milliseconds} ms"
 
 
 def _disk(faults: Faults, path: str) -> DiskFaults:

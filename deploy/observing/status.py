@@ -184,16 +184,18 @@ class Status(msgspec.Struct, frozen=True):
             start = f"start {all_of('broker', needed)} (the ISR)" if needed else "start the brokers of their ISR"
             remedy = " and ".join([*disks, *([start] if may_lack_brokers else [])])
             found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
-        if self.under_replicated_partitions:
-            wait = ["start brokers, or wait"] if may_lack_brokers else []
-            remedy = " and ".join([*disks, *wait]) + (", then wait" if heal and not wait else "")
-            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
+        resume = [f"`minibroker resume {broker.id}`" for broker in self.brokers if broker.paused]
+        may_lack_others = may_lack_brokers and (not resume or any(not broker.alive for broker in self.brokers))
+        wait = [*resume, *(["start brokers, or wait"] if may_lack_others else [])]
+        in_sync = " and ".join([*disks, *wait]) + (", then wait" if (heal or resume) and not may_lack_others else "")
         if self.under_min_isr_partitions:
             found.append(
                 f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than "
                 "min.insync.replicas: acks=all is rejected and consumers see no new records until more are "
-                "in sync"
+                f"in sync: {in_sync}"
             )
+        if self.under_replicated_partitions:
+            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {in_sync}")
         by_awaited: dict[tuple[int, ...], list[str]] = {}
         for name, brokers in (self.stalled_partitions or {}).items():
             by_awaited.setdefault(tuple(brokers), []).append(name)

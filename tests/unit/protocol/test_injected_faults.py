@@ -89,8 +89,9 @@ def test_an_answer_is_known_by_its_name(name: str, broker: int | None) -> None:
 
 def test_a_clock_that_is_moved_twice_is_moved_by_both_and_set_right_by_healing() -> None:
     moved = faults.clock_moved(faults.clock_moved(Faults(), 5_000), -7_000)
-    assert faults.described(moved) == ["its wall clock is 2000 ms behind"]
-    assert faults.described(faults.clock_moved(moved, 3_000)) == ["its wall clock is 1000 ms ahead"]
+    assert faults.described(moved) == ["its wall clock is 2 s behind"]
+    assert faults.described(faults.clock_moved(moved, 3_000)) == ["its wall clock is 1 s ahead"]
+    assert faults.described(faults.clock_moved(Faults(), 600_000)) == ["its wall clock is 10 min ahead"]
     assert faults.healed(moved) == Faults()
     far = faults.clock_moved(faults.clock_moved(Faults(), faults.MAX_CLOCK_OFFSET_MS), 1)
     assert faults.decoded(faults.encoded(far)) == far

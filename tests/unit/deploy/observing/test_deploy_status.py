@@ -101,7 +101,7 @@ def test_partitions_that_refuse_acks_all_are_told_apart_from_those_that_lack_a_r
     view = view._replace(min_insync_replicas={"orders": 2})
     status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
     assert status.under_min_isr_partitions == ["orders-1"]
-    assert status.problems()[-1].startswith("orders-1 with fewer replicas in sync than min.insync.replicas: ")
+    assert status.problems()[-2].startswith("orders-1 with fewer replicas in sync than min.insync.replicas: ")
 
 
 def test_records_that_were_there_at_the_first_look_and_are_not_committed_at_the_second_wait() -> None:
@@ -406,3 +406,12 @@ def test_problems_are_part_of_what_status_prints_and_of_its_json() -> None:
     status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, merge([answer(brokers=(1, 2))]))
     assert problem_lines(status) == ["broker 3 is not running: `minibroker start 3`"]
     assert status_object(status)["problems"] == problem_lines(status)
+
+
+def test_partitions_that_lack_a_paused_broker_name_the_command_that_resumes_it() -> None:
+    states = {**ALL_RUN, 2: ProcessState.PAUSED}
+    view = merge([answer(partitions={0: (1, 1, [1, 3])})])._replace(min_insync_replicas={"orders": 3})
+    problems = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view).problems()
+    refused, missing = problems[-2:]
+    assert "min.insync.replicas" in refused
+    assert all(text.endswith(": `minibroker resume 2`, then wait") for text in (refused, missing)), problems
