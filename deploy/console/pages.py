@@ -22,6 +22,7 @@ from minibroker.deploy.console.views import (
     NOT_COPYING,
     OUT_OF_SYNC,
     SILENT_LEADER,
+    SLOW_LEADER,
     UNDER_MIN_ISR,
     BrokerView,
     Cell,
@@ -67,7 +68,10 @@ UNCERTAIN = ("silent", "slow", "paused")
 CLASSES = dict.fromkeys(UNCERTAIN, "silent") | {"alive": "alive", "out": "dead", "dead": "dead"}
 OVERDUE_S = 5.0
 """A session that has not ended so long after its timeout is kept alive by the heartbeats of its broker."""
-ROWS = {NO_LEADER: "bad", SILENT_LEADER: "bad", UNDER_MIN_ISR: "bad", NOT_COPYING: "warn", OUT_OF_SYNC: "warn"}
+ROWS = {
+    **dict.fromkeys((NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR), "bad"),
+    **dict.fromkeys((NOT_COPYING, SLOW_LEADER, OUT_OF_SYNC), "warn"),
+}
 
 
 # --- Overview --------------------------------------------------------------------------------------------------------
@@ -203,6 +207,8 @@ def session_words(broker: BrokerView) -> Content:
         words = ["no answer for at least ", _passing(session.unanswered_for_s, 1)]
     else:
         words = ["last heard ", _passing(session.answered_ago_s, 1), " ago"]
+    if broker.state == "slow":
+        return [*words, "; it answers `minibroker status`, which waits longer"]
     if session.ends_in_s is None:
         return [*words, "; its timeout is not known"]
     if session.ends_in_s < -OVERDUE_S:

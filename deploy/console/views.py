@@ -102,9 +102,9 @@ class Overview(NamedTuple):
     """The reassignments in progress."""
 
 
-NO_LEADER, SILENT_LEADER = "no leader", "leader does not answer"
+NO_LEADER, SILENT_LEADER, SLOW_LEADER = "no leader", "leader does not answer", "leader is slow to answer"
 UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC = "under min.insync.replicas", "not copied by the whole ISR", "out of sync"
-TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC)
+TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, SLOW_LEADER, OUT_OF_SYNC)
 """The worst first."""
 CUT_OFF, NO_ANSWER, STALLED = "cut off", "does not answer", "does not copy"
 """Doubts about a replica in sync: a fault cuts it off from the leader; its broker does not answer; records have waited
@@ -298,7 +298,7 @@ def _partition(
     details[:0] = [f"broker {id} {_DOUBTS[doubt]}" for id, doubt in sorted(doubts.items()) if doubt in _DOUBTS]
     if trouble == UNDER_MIN_ISR:
         details.insert(0, f"{len(described.isr)} in sync, {_min_isr(state, topic, described)} required")
-    if trouble == SILENT_LEADER and (of_leader := state.faults.get(described.leader or 0)) is not None:
+    if trouble in (SILENT_LEADER, SLOW_LEADER) and (of_leader := state.faults.get(described.leader or 0)) is not None:
         words = "; ".join(faults.described(of_leader))
         details.insert(0, f"injected faults of broker {described.leader}: {words}")
     return PartitionView(
@@ -348,13 +348,16 @@ def _trouble(
 ) -> str:
     if described.leader is None:
         return NO_LEADER
-    if described.leader not in state.behind:
+    leader_state = _state_of(state, described.leader, True, health)
+    if described.leader not in state.behind and leader_state != "slow":
         return SILENT_LEADER
     if len(described.isr) < _min_isr(state, topic, described):
         return UNDER_MIN_ISR
     name = TopicPartition(topic.name, described.partition)
     if any(_doubt(state, health, name, described, broker_id) in _DOUBTS for broker_id in described.isr):
         return NOT_COPYING
+    if leader_state == "slow":
+        return SLOW_LEADER
     return OUT_OF_SYNC if len(described.isr) < len(described.replicas) else ""
 
 

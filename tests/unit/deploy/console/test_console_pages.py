@@ -235,6 +235,22 @@ def test_a_broker_that_status_hears_is_slow_and_one_that_it_does_not_hear_is_sil
         assert overview(state, Query(), health).brokers[1].state == said
 
 
+def test_of_a_slow_leader_nothing_worse_is_said_than_that_it_is_slow() -> None:
+    state = _state(
+        _topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3]), _partition(1, 2, [1, 2, 3], [2])), silent=(2,)
+    )
+    for health, said in (
+        (_status(), ["leader is slow to answer", "under min.insync.replicas"]),
+        (_status(silent=True), ["leader does not answer"] * 2),
+    ):
+        assert [each.trouble for each in overview(state, Query(), health).partitions] == said
+    slow = overview(state, Query(), _status()).brokers[1]
+    session = Session(3.0, 2.0, 6.0, None)
+    counting = markup(pages.session_words(slow._replace(state="silent", session=session)))
+    assert "session ends in" in counting
+    assert "session ends in" not in markup(pages.session_words(slow._replace(state="slow", session=session)))
+
+
 def test_the_overview_names_the_problems_of_status_and_the_injected_faults() -> None:
     health = _status(alive=False, last_error="log directory /x: [Errno 28] No space left on device")
     health = replace(health, faults={2: ["the disk of /x is full <&>"]})
@@ -431,7 +447,7 @@ def test_a_thousand_partitions_come_in_pages() -> None:
     assert (view.page, view.pages, view.selected) == (10, 10, 1_000)
     assert [each.name.partition for each in view.partitions] == list(range(900, 1_000))
     assert overview(state, Query(page=99)).page == 10
-    html = markup(*pages.overview_sections(state, Query(page=2)).values())
+    html = markup(pages.overview_sections(state, Query(page=2)).values())
     assert len(html) < 60_000
     assert 'href="/"' in html
     assert 'href="/?page=3"' in html
