@@ -277,11 +277,11 @@ def turns_are_expected_to_cost_nothing(patches: Patches) -> None:
 
 @mutant("requests of megabytes", "all idle handlers are woken in one turn of the loop")
 def handlers_are_woken_together(patches: Patches) -> None:
-    @patches.instead_of(RequestChannel, "_give")
-    def give(original: Any, self: RequestChannel, request: Any) -> bool:
-        given: bool = original(self, request)
-        self.waking = 0
-        return given
+    @patches.instead_of(RequestChannel, "offer")
+    def offer(original: Any, self: RequestChannel, request: Any, *, wake: bool) -> None:
+        original(self, request, wake=wake)
+        while wake and self._queue and not self._resting and self._give(self._queue[0][-1]):
+            self._take()
 
 
 @mutant("fewer handlers", "a handler that ends leaves what was queued for it, and no idle one is woken")
