@@ -606,8 +606,8 @@ class RequestChannel:
         return False
 
     def _wake_another(self) -> None:
-        """Give the next request to an idle handler, unless one has been woken or all rest. Tell all that are idle if
-        the channel has ended."""
+        """Give the next request to an idle handler, unless one has been woken or all rest, and its place to the next in
+        line. Tell all that are idle if the channel has ended."""
         if self._queue and not self._resting and not self.waking and self._give(self._queue[0][-1]):
             self._take()
         if self._closed and not self._queue:
