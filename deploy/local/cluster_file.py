@@ -157,10 +157,30 @@ def _overwrite(path: Path, data: bytes) -> None:
 
 @contextlib.contextmanager
 def locked(directory: Path) -> Iterator[None]:
-    """Exclude other commands that start or record processes of this cluster. Waits, as it is held for milliseconds."""
-    descriptor = os.open(directory / LOCK_NAME, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    """Exclude other commands that start or record processes of this cluster. Waits, as it is held for milliseconds.
+
+    The lock file stays only beside a cluster file: a refused `up` leaves nothing in a directory without a cluster."""
+    path = directory / LOCK_NAME
+    descriptor = _locked(path)
     try:
-        fcntl.flock(descriptor, fcntl.LOCK_EX)
         yield
     finally:
+        if not (directory / FILE_NAME).exists():
+            path.unlink(missing_ok=True)
+        os.close(descriptor)
+
+
+def _locked(path: Path) -> int:
+    """Return a descriptor of the lock file, which is locked. Another command may remove the file between the opening
+    and the locking; a lock on a removed file excludes no other command."""
+    while True:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+        try:
+            fcntl.flock(descriptor, fcntl.LOCK_EX)
+            with contextlib.suppress(FileNotFoundError):
+                if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    return descriptor
+        except BaseException:
+            os.close(descriptor)
+            raise
         os.close(descriptor)

@@ -18,8 +18,10 @@ LITTLE_ROOM_BYTES = 1024 * 1024
 """A disk with less room is called full: a broker fails at the first write that does not fit."""
 
 
-def make(directory: Path) -> None:
-    """Raises LaunchError if the directory cannot be created, or if settings of brokers cannot name it."""
+@contextlib.contextmanager
+def made(directory: Path) -> Iterator[None]:
+    """Create the directory, and remove what was created if an error leaves it empty. Raises LaunchError if the
+    directory cannot be created, or if settings of brokers cannot name it."""
     if (path := undecodable(directory)) is not None:
         raise LaunchError(f"the data directory {path} is not UTF-8, and settings are: use --data with another path")
     if "," in str(directory):
@@ -27,10 +29,18 @@ def make(directory: Path) -> None:
             f"the data directory {directory} has a comma, which separates log directories in `log.dirs`: use --data "
             "with another path"
         )
+    missing = [each for each in (directory, *directory.parents) if not each.exists()]
     try:
         directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"the data directory {directory} cannot be created: {error.strerror}; use --data") from error
+    try:
+        yield
+    except BaseException:
+        with contextlib.suppress(OSError):  # it is not empty, or another command has removed it
+            for created in missing:
+                created.rmdir()
+        raise
 
 
 def log_dirs(directory: Path, broker_id: int, count: int) -> list[Path]:

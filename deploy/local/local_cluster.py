@@ -246,8 +246,11 @@ class LocalCluster:
     @contextlib.contextmanager
     def _owned(self) -> Iterator[ClusterFile | None]:
         """Lock the directory, in which nothing may run, and yield the cluster file of the last time."""
-        data_directory.make(self.directory)
-        with data_directory.naming_a_full_disk(self.directory), cluster_file.locked(self.directory):
+        with (
+            data_directory.made(self.directory),
+            data_directory.naming_a_full_disk(self.directory),
+            cluster_file.locked(self.directory),
+        ):
             before = self.file_or_none()
             if before is not None:
                 self._check_not_running(before)

@@ -29,6 +29,13 @@ def test_all_ports_in_use_are_named_before_any_process_starts(tmp_path: Path) ->
     assert cluster.file_or_none() is None
 
 
+@pytest.mark.parametrize("place", [".", "new", "new/one"])
+def test_a_refused_up_leaves_no_file_where_there_was_no_cluster(place: str, tmp_path: Path) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken, pytest.raises(LaunchError, match="is in use"):
+        LocalCluster(tmp_path / place).up(1, taken.getsockname()[1])
+    assert list(tmp_path.iterdir()) == []
+
+
 def test_a_zookeeper_that_does_not_answer_is_reported_before_any_process_starts(tmp_path: Path) -> None:
     cluster = LocalCluster(tmp_path)
     port = free_ports(1)[0]

@@ -1,5 +1,6 @@
 from __future__ import annotations
 
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import msgspec
@@ -27,6 +28,25 @@ def test_what_is_saved_is_loaded_with_the_bootstrap_list(tmp_path: Path) -> None
 def test_where_there_was_no_cluster_nothing_is_loaded(tmp_path: Path) -> None:
     assert cluster_file.load(tmp_path) is None
     assert cluster_file.load(tmp_path / "missing") is None
+
+
+def test_a_lock_whose_file_was_removed_is_taken_anew(tmp_path: Path) -> None:
+    held: list[int] = []
+
+    def hold() -> None:
+        with cluster_file.locked(tmp_path):
+            held.append(len(held) + 1)
+
+    with ThreadPoolExecutor(1) as threads:
+        with cluster_file.locked(tmp_path):  # and its file is removed at the end
+            waiting = threads.submit(hold)
+            assert held == []
+        waiting.result(timeout=10)
+    assert held == [1]
+    assert list(tmp_path.iterdir()) == []
+    cluster_file.save(tmp_path, CLUSTER)
+    hold()
+    assert (tmp_path / cluster_file.LOCK_NAME).exists()
 
 
 def test_a_damaged_file_is_an_error_with_the_remedy(tmp_path: Path) -> None:
