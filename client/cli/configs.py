@@ -16,6 +16,7 @@ from minibroker.client.cli import quotas, users
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
+    LOOK_S,
     BootstrapOption,
     DataOption,
     Format,
@@ -30,9 +31,6 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.cli.topics import checked_topic, open_admin
 from minibroker.protocol.errors import BrokerError, NetworkError
 from minibroker.protocol.model import NOT_KNOWN_TO_BROKERS, AlterOperation, ConfigSource, ResourceType
-
-LOOK_S = 3.0
-"""Time allowed for the look-up before a change, which only serves the warnings."""
 
 TopicOption = Annotated[str | None, typer.Option("--topic", metavar="TOPIC", help="Settings of this topic.")]
 BrokerOption = Annotated[int | None, typer.Option("--broker", metavar="ID", min=0, help="Settings of this broker.")]

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import asyncio
 import sys
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from typing import Annotated
 
 import typer
@@ -12,7 +14,15 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.client_quotas import DEFAULT_ENTITY, QuotaEntity, QuotaErrors
 from minibroker.client.administering.scram import UserErrors
 from minibroker.client.cli.terminal.hints import pastable
-from minibroker.client.cli.terminal.output import Format, UsageError, name_and_value, print_json, print_table, run
+from minibroker.client.cli.terminal.output import (
+    LOOK_S,
+    Format,
+    UsageError,
+    name_and_value,
+    print_json,
+    print_table,
+    run,
+)
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 from minibroker.protocol.principal import ANONYMOUS
@@ -109,26 +119,51 @@ def alter(
     if not changes:
         raise UsageError("no change given: give --set NAME=VALUE or --delete NAME")
 
-    async def write() -> bool:
+    async def write() -> tuple[list[str], bool]:
+        """Return the quotas that were to be removed and are not set, and whether the user may be misspelled."""
         async with open_admin(bootstrap) as admin:
+            not_set = await _not_set(admin, entity, to_delete)
             try:
                 await admin.alter_client_quotas({entity: changes}, validate_only=validate_only)
             except QuotaErrors as failed:
                 raise failed.errors[entity] from None
-            return bool(to_set) and await _has_no_password(admin, entity.user)
+            return not_set, bool(to_set) and await _has_no_password(admin, entity.user)
 
-    is_unknown = run(write())
+    not_set, is_unknown = run(write())
+    changed = [name for name in changes if name not in not_set]
     if format is Format.JSON:
-        print_json({"entity": entity._asdict(), "changed": list(changes), "validate_only": validate_only})
+        print_json(
+            {
+                "entity": entity._asdict(),
+                "changed": changed,
+                "was_not_set": not_set,
+                "validate_only": validate_only,
+            }
+        )
     else:
         done = "could change" if validate_only else "changed"
-        sys.stdout.write(f"{done} {', '.join(changes)} of {entity}\n")
+        if changed:
+            sys.stdout.write(f"{done} {', '.join(changed)} of {entity}\n")
+        for name in not_set:
+            sys.stdout.write(f"{name} of {entity} was not set\n")
     if is_unknown:
         text = (
             f"warning: {entity.user!r} is none of the users with a password (`minibroker users list`): the quota "
             "applies if a client proves that name in another way, or once the user exists"
         )
         sys.stderr.write(pastable(text) + "\n")
+
+
+async def _not_set(admin: Admin, entity: QuotaEntity, names: Sequence[str]) -> list[str]:
+    """Return the names of quotas that this entity does not have itself; none if the caller may not see quotas. The
+    change reports errors."""
+    if not names:
+        return []
+    with suppress(TimeoutError, BrokerError, NetworkError):
+        async with asyncio.timeout(LOOK_S):
+            found = await admin.describe_client_quotas(user=entity.user, client_id=entity.client_id, ip=entity.ip)
+            return [name for name in names if name not in found.get(entity, {})]
+    return []
 
 
 async def _has_no_password(admin: Admin, user: str | None) -> bool:

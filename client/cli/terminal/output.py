@@ -103,6 +103,8 @@ _CLUSTER_FILE = "cluster.json"
 API_TIMEOUT_MS = 20_000
 """Time that a command waits for a cluster that answers but cannot serve yet, for instance between controllers. The
 library's default of a minute would look like a hang at a terminal."""
+LOOK_S = 3.0
+"""Time allowed for the look-up before a change, which only serves warnings and notes."""
 
 
 class _ClusterFile(msgspec.Struct):

@@ -61,3 +61,16 @@ def test_settings_are_changed_and_shown_and_take_effect_without_a_restart(minibr
     minibroker.ok("kill", "2")
     minibroker.ok("start", "2")
     assert retention(2) == ("5000000", "DYNAMIC_BROKER_CONFIG")
+
+
+@pytest.mark.slow
+def test_the_removal_of_a_quota_says_whether_it_was_set(minibroker: Shell) -> None:
+    alter = ("configs", "alter", "--client-id", "loader")
+    assert minibroker.ok(*alter, "--delete", "producer_byte_rate") == (
+        "producer_byte_rate of client id loader was not set\n"
+    )
+    minibroker.ok("configs", "alter", "--client-id", "loader", "--user-default", "--set", "producer_byte_rate=1")
+    mixed = (*alter, "--set", "consumer_byte_rate=200", "--delete", "producer_byte_rate")
+    changed = minibroker(*mixed, "--format", "json").json()
+    assert (changed["changed"], changed["was_not_set"]) == (["consumer_byte_rate"], ["producer_byte_rate"])
+    assert minibroker.ok(*alter, "--delete", "consumer_byte_rate") == "changed consumer_byte_rate of client id loader\n"
