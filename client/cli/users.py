@@ -35,7 +35,7 @@ from minibroker.client.cli.terminal.output import (
     run,
 )
 from minibroker.client.cli.topics import open_admin
-from minibroker.protocol.sasl.scram import LEAST_ITERATIONS
+from minibroker.protocol.sasl.scram import LEAST_ITERATIONS, password_problem
 
 _MECHANISMS: dict[str, ScramMechanism] = {"SCRAM-SHA-256": "SCRAM-SHA-256", "SCRAM-SHA-512": "SCRAM-SHA-512"}
 _LIKE_MECHANISMS = ("SCRAM", "PLAIN", "OAUTHBEARER", "GSSAPI")
@@ -154,18 +154,38 @@ def _parsed(text: str) -> _Given:
 
 
 def _password(given: _Given, user: str) -> str:
+    """Return a password that can be set. Raises UsageError, which says where the password is and never shows it."""
     if given.password is not None:
-        return given.password
-    if given.file is not None:
-        try:
-            return Path(given.file).read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise UsageError(f"--set {given.mechanism}: {given.file} cannot be read: {reason}") from error
-    if not sys.stdin.isatty():
-        raise UsageError(f"--set {given.mechanism}: nobody can be asked for the password here: give password-file=FILE")
+        place, password = "the password", given.password
+    elif given.file is not None:
+        place, password = f"the password in {given.file}", _content(given.mechanism, given.file)
+    else:
+        place, password = "the password", _typed(given.mechanism, user)
+    problem = password_problem(password)
+    if problem is not None:
+        raise UsageError(f"--set {given.mechanism}: {place} {problem}. Nothing was changed")
+    return password
+
+
+def _content(mechanism: ScramMechanism, file: str) -> str:
     try:
-        password = getpass.getpass(f"Password of {user} for {given.mechanism}: ")
+        text = Path(file).read_text(encoding="utf-8").rstrip("\r\n")
+    except (OSError, UnicodeDecodeError) as error:
+        reason = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
+        raise UsageError(f"--set {mechanism}: {file} cannot be read: {reason}") from error
+    lines = len(text.splitlines())
+    if lines > 1:
+        raise UsageError(
+            f"--set {mechanism}: {file} has {lines} lines: give a file with one, the password. Nothing was changed"
+        )
+    return text
+
+
+def _typed(mechanism: ScramMechanism, user: str) -> str:
+    if not sys.stdin.isatty():
+        raise UsageError(f"--set {mechanism}: nobody can be asked for the password here: give password-file=FILE")
+    try:
+        password = getpass.getpass(f"Password of {user} for {mechanism}: ")
         again = getpass.getpass("Again: ")
     except EOFError:
         raise UsageError("no password was entered: nothing was changed") from None

@@ -147,7 +147,8 @@ def _why_refused(credentials: Credentials) -> str:
     return (
         "the password is wrong, or there is no such user: an administrator can list users with "
         "`minibroker users list`, "
-        f"and set the password with `minibroker configs alter --user {user} --set '{credentials.mechanism}=[]'`"
+        f"and set the password, which FILE contains, with `minibroker configs alter --user {user} --set "
+        f"'{credentials.mechanism}=[password-file=FILE]'`"
     )
 
 

@@ -72,15 +72,26 @@ class ScramCredential(NamedTuple):
         return f"ScramCredential(..., iterations={self.iterations})"
 
 
-def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
-    """Return what a client sends to set a password (KIP-554). Takes some milliseconds. Raises ValueError for a password
-    that clients would hash in different ways: Java and librdkafka as it is, others after SASLprep."""
+def password_problem(password: str) -> str | None:
+    """Return why this is no password for SCRAM, as the end of a sentence; None: it is one. Clients would hash some
+    characters in different ways: Java and librdkafka as they are, others after SASLprep."""
+    if not password:
+        return "is empty: a password has at least one character"
     try:
         prepared = saslprep(password)
     except scramp.ScramException:
         prepared = ""
-    if not password or prepared != password:
-        raise ValueError("the password is empty, or has characters that clients treat differently: use ASCII")
+    if prepared != password:
+        return "has characters that clients treat differently: use printable ASCII"
+    return None
+
+
+def salted_password(mechanism: ScramMechanism, password: str, salt: bytes, iterations: int) -> bytes:
+    """Return what a client sends to set a password (KIP-554). Takes some milliseconds. Raises ValueError with the
+    password's problem."""
+    problem = password_problem(password)
+    if problem is not None:
+        raise ValueError(f"the password {problem}")
     return hashlib.pbkdf2_hmac(mechanism.digest, password.encode(), salt, iterations)
 
 
@@ -191,10 +202,13 @@ class ScramServer:
     def _refusal(self) -> str:
         """Return why the proof is wrong, and what an administrator can do. Clients do not see it."""
         user, mechanism = shlex.quote(printable(self._user[:_SHOWN])), self._mechanism.mechanism
-        remedy = f"`minibroker configs alter --user {user} --set '{mechanism}=[]'`"
+        remedy = f"`minibroker configs alter --user {user} --set '{mechanism}=[password-file=FILE]'`"
         if self._is_known:
-            return f"wrong password of user {user} for {mechanism}; {remedy} sets another"
-        return f"no user {user} has a password for {mechanism}; {remedy} sets one, `minibroker users list` lists users"
+            return f"wrong password of user {user} for {mechanism}; {remedy} sets the one that FILE contains"
+        return (
+            f"no user {user} has a password for {mechanism}; {remedy} sets the one that FILE contains, "
+            "`minibroker users list` lists users"
+        )
 
     def _look_up(self, user: str) -> tuple[bytes, bytes, bytes, int]:
         found = self._credential_of(user)

@@ -58,7 +58,7 @@ def test_a_refused_user_learns_its_name_the_operation_and_the_remedy(cluster: Sy
         assert ended.returncode == 1, ended
         assert ended.stderr == (
             "error: TOPIC_AUTHORIZATION_FAILED: User:dan may not Describe Topic 'orders': an administrator can allow "
-            f"it with `minibroker --command-config FILE acls add --allow-principal User:dan {needed} "
+            f"it with `minibroker --command-config ADMIN_FILE acls add --allow-principal User:dan {needed} "
             f"--bootstrap {cluster.bootstrap_servers}`\n"
         )
 

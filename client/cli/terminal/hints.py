@@ -4,7 +4,7 @@ Messages come from every layer, even from brokers, and none of them knows the co
 added when a message is printed, to each command in backquotes that accepts them and does not have its own.
 
 With `--bootstrap`, `--command-config` is repeated as well. Commands that grant rights or set passwords need the file of
-an administrator, which the refused user's is not: they show FILE. A local cluster that is secured is named by its
+an administrator, which the refused user's is not: they show ADMIN_FILE. A local cluster that is secured is named by its
 directory instead, because commands for a directory use the administrator's file in it by themselves.
 """
 
@@ -117,4 +117,4 @@ def _completed(hint: str, root: Any, options: dict[str, str]) -> str:
 def _with_config(hint: str, config: list[str]) -> str:
     if not config or "--bootstrap" not in hint:
         return hint
-    return f"{'--command-config FILE' if hint.startswith(_FOR_ADMINISTRATORS) else config[-1]} {hint}"
+    return f"{'--command-config ADMIN_FILE' if hint.startswith(_FOR_ADMINISTRATORS) else config[-1]} {hint}"

@@ -48,6 +48,33 @@ def test_a_password_is_the_first_line_of_its_file(tmp_path: Path) -> None:
         users._password(users._parsed("SCRAM-SHA-256=[password-file=/no/such]"), "alice")
 
 
+@pytest.mark.parametrize(
+    ("content", "rule"),
+    [
+        (b"", "is empty: a password has at least one character"),
+        (b"\r\n", "is empty"),
+        (b"\0secret", "use printable ASCII"),
+        (b"secret\nsecret\n", "has 2 lines: give a file with one"),
+        (b"secret\xff", "it is not UTF-8"),
+    ],
+)
+def test_a_file_without_a_password_is_named_with_the_rule(content: bytes, rule: str, tmp_path: Path) -> None:
+    path = tmp_path / "password"
+    path.write_bytes(content)
+    with pytest.raises(UsageError, match=rule) as failed:
+        users._password(users._parsed(f"SCRAM-SHA-256=[password-file={path}]"), "alice")
+    assert str(path) in str(failed.value)
+    assert "secret" not in str(failed.value)
+
+
+def test_an_empty_password_is_refused_wherever_it_comes_from(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("getpass.getpass", lambda prompt: "")
+    monkeypatch.setattr(sys.stdin, "isatty", lambda: True)
+    for text in ("[]", "[password=]"):
+        with pytest.raises(UsageError, match="the password is empty"):
+            users._password(users._parsed(f"SCRAM-SHA-512={text}"), "alice")
+
+
 def test_nobody_is_asked_without_a_terminal() -> None:
     with pytest.raises(UsageError, match="give password-file=FILE"):
         users._password(users._parsed("SCRAM-SHA-256=[]"), "alice")
