@@ -45,12 +45,13 @@ from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
+from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
 from minibroker.protocol.errors import BrokerError, MinibrokerError
 from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
 
 CLIENT_ID = "minibroker-console"
-ANSWER_WITHIN_S = 1.0
+ANSWER_WITHIN_S = SLOW_AFTER_S
 API_TIMEOUT_MS = 1_500
 """A request that one hanging broker has not answered in `ANSWER_WITHIN_S` can still be answered by another."""
 MAX_ENTRIES = 2_000

@@ -53,6 +53,8 @@ from minibroker.protocol.messages.transactions import DescribeTransactionsReques
 from minibroker.protocol.model import NO_CONTROLLER, NO_EPOCH, NO_LEADER, ResourceType, TopicPartition
 
 ASK_TIMEOUT_S = 2.0
+SLOW_AFTER_S = 1.0
+"""`minibroker status` and the console call a broker slow if it takes longer than this to answer a request."""
 ASK_END_OFFSETS_TIMEOUT_S = 0.5
 MIN_INSYNC_REPLICAS = "min.insync.replicas"
 DEAD = "Dead"
@@ -72,6 +74,8 @@ class ClusterView(NamedTuple):
     partitions: dict[TopicPartition, MetadataPartition]
     answered: frozenset[Address] = frozenset()
     """The addresses at which a broker answered."""
+    answer_s: Mapping[Address, float] = MappingProxyType({})
+    """Seconds that each answer took, without those for opening the connection."""
     uninformed: frozenset[Address] = frozenset()
     """The addresses of answering brokers that have not heard from a controller since their start. Other brokers may
     still report the run before: a registration outlives the process for seconds."""
@@ -115,6 +119,21 @@ class ClusterView(NamedTuple):
     def silent(self) -> list[int]:
         """Return the registered brokers that did not answer."""
         return [broker_id for broker_id, address in self.brokers.items() if address not in self.answered]
+
+    def slow(self) -> dict[int, float]:
+        """Return the registered brokers that were slow to answer, with the seconds that the answer took."""
+        taken = {broker_id: self.answer_s.get(address, 0.0) for broker_id, address in self.brokers.items()}
+        return {broker_id: seconds for broker_id, seconds in taken.items() if seconds > SLOW_AFTER_S}
+
+    def missing_from_isr(self, partitions: Iterable[TopicPartition]) -> set[int]:
+        """Return the brokers whose replicas of these partitions are out of sync, without those that `movements` add."""
+        adding = {one.name: {copy.broker for copy in one.copies} for one in self.movements}
+        return {
+            broker
+            for name in partitions
+            for broker in self.partitions[name].replica_nodes
+            if broker not in self.partitions[name].isr_nodes and broker not in adding.get(name, ())
+        }
 
     def under_replicated_partitions(self) -> list[TopicPartition]:
         """Return the partitions with fewer replicas in sync than assigned. As in the metric, replicas that `movements`
@@ -185,11 +204,13 @@ async def ask_cluster(
 ) -> ClusterView:
     """Ask all the addresses at once, and then the further ones that the answers name, except `without`. Brokers that do
     not answer are left out. The controller's answer wins over equally new ones."""
-    answers = await _ask_metadata(access, addresses, timeout_s)
-    named = merge(list(answers.values())).brokers.values()
-    answers |= await _ask_metadata(access, sorted({*named} - {*addresses} - {*without}), timeout_s)
+    timed = await _ask_metadata(access, addresses, timeout_s)
+    named = merge([answer for answer, _ in timed.values()]).brokers.values()
+    timed |= await _ask_metadata(access, sorted({*named} - {*addresses} - {*without}), timeout_s)
+    answers = {address: answer for address, (answer, _) in timed.items()}
     return merge(controller_first(answers))._replace(
         answered=frozenset(answers),
+        answer_s={address: seconds for address, (_, seconds) in timed.items()},
         uninformed=frozenset(address for address, answer in answers.items() if not _is_informed(answer)),
         access=access,
     )
@@ -197,9 +218,10 @@ async def ask_cluster(
 
 async def _ask_metadata(
     access: Access, addresses: Sequence[Address], timeout_s: float
-) -> dict[Address, MetadataResponse]:
+) -> dict[Address, tuple[MetadataResponse, float]]:
+    """Return the answers, with the seconds that each took."""
     results = await asyncio.gather(
-        *(ask(access, address, METADATA, MetadataRequest(None), timeout_s) for address in addresses)
+        *(_ask_timed(access, address, METADATA, MetadataRequest(None), timeout_s) for address in addresses)
     )
     return {address: result for address, result in zip(addresses, results, strict=True) if result is not None}
 
@@ -384,10 +406,20 @@ async def ask(
     access: Access, address: Address, api: Api[Request, Response], request: Request, timeout_s: float
 ) -> Response | None:
     """Return the answer of the broker at that address; None if there is none in time."""
+    found = await _ask_timed(access, address, api, request, timeout_s)
+    return None if found is None else found[0]
+
+
+async def _ask_timed(
+    access: Access, address: Address, api: Api[Request, Response], request: Request, timeout_s: float
+) -> tuple[Response, float] | None:
+    """As `ask`, with the seconds that the answer took. Opening the connection does not count: clients keep theirs."""
+    clock = asyncio.get_running_loop().time
     try:
         connection = await access.open(address, timeout_s)
         try:
-            return await connection.request(api, request, timeout_s=timeout_s)
+            asked_s = clock()
+            return await connection.request(api, request, timeout_s=timeout_s), clock() - asked_s
         finally:
             connection.close()
             await connection.wait_closed()

@@ -16,11 +16,11 @@ import msgspec
 from minibroker.client.administering.movements import Progress, progress
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.processes import ProcessState
-from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView
 from minibroker.deploy.observing.commits import PATIENCE_S
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
-from minibroker.protocol.words import all_of
+from minibroker.protocol.words import all_of, listed
 
 _NAMED = 5
 """The number of partitions that a line names, and of topics for which it counts the rest."""
@@ -53,12 +53,18 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait until another broker leads."""
     leaving: bool = False
     """Whether `minibroker brokers remove` moves its replicas away."""
+    slow_answer_s: float | None = None
+    """Seconds that its answer took, if it was slow. None: it was not, or did not answer."""
 
     def problem(self, is_unknown: bool, faults: Sequence[str] = ()) -> str | None:
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
         that it was ordered to have, which are then the likely cause."""
         heal = f"it has injected faults ({'; '.join(faults)}): `minibroker heal {self.id}`" if faults else ""
         led = f", and leads {some_of(self.unanswered_partitions)}" if self.unanswered_partitions else ""
+        wait = "wait if it was just started"
+        if led and not self.is_elsewhere:
+            led += ", whose writes wait"
+            wait = "wait for the end of its ZooKeeper session"
         if not self.alive and self.leaving:
             return f"broker {self.id} is not running and leaves the cluster: `minibroker brokers remove {self.id}`"
         if not self.alive:
@@ -74,11 +80,18 @@ class BrokerStatus(msgspec.Struct, frozen=True):
             return f"broker {self.id} is registered but does not answer on port {self.port}{led}: look where it runs"
         if self.silent and (heal or not is_unknown):
             out = " and is not in the cluster" if self.registered is False else ""
-            remedy = f"; {heal}" if heal else f": wait if it was just started, else see `minibroker logs {self.id}`"
+            remedy = f"; {heal}" if heal else f": {wait}, else see `minibroker logs {self.id}`"
             return f"broker {self.id} runs but does not answer{led}{out}{remedy}"
         if self.registered is False:
             remedy = f"; {heal}" if heal else f": see `minibroker logs {self.id}`"
             return f"broker {self.id} runs but is not in the cluster{remedy}"
+        if self.slow_answer_s is not None:
+            look = "look where it runs" if self.is_elsewhere else f"see `minibroker logs {self.id}`"
+            remedy = f"; {heal}" if heal else f": {look}"
+            return (
+                f"broker {self.id} is slow to answer (it took {self.slow_answer_s:.1f} s, and should take at most "
+                f"{SLOW_AFTER_S:g} s){remedy}"
+            )
         return None
 
 
@@ -119,6 +132,10 @@ class Status(msgspec.Struct, frozen=True):
     """The directory of the cluster, if its disk has no room left."""
     offline_isr: list[int] = []
     """The brokers that are in the ISR of `offline_partitions`."""
+    missing_replicas: list[int] = []
+    """The brokers whose replicas are missing from the ISR of `under_replicated_partitions`."""
+    missing_from_min_isr: list[int] = []
+    """As `missing_replicas`, of `under_min_isr_partitions`."""
     stalled_partitions: dict[str, list[int]] | None = None
     """`TOPIC-PARTITION` of those whose records have waited for seconds to be committed, and the members of the ISR for
     which they may wait. None: unknown."""
@@ -171,45 +188,54 @@ class Status(msgspec.Struct, frozen=True):
             found.append("no broker that knows the controller and the partitions answers: see `minibroker logs all`")
         elif self.controller.id is None:
             found.append("no broker that answers knows a controller: see `minibroker logs all`")
-        has_failed_disks = any(broker.offline_log_dirs for broker in self.brokers if broker.id not in self.faults)
-        may_lack_brokers = not (has_failed_disks or self.faults) or any(
-            not broker.alive or broker.paused or (broker.registered is False and broker.id not in self.faults)
-            for broker in self.brokers
-        )
-        heal = ["`minibroker heal` (faults are injected)"] if self.faults else []
-        disks = [*heal, *(["repair the disks of the log directories"] if has_failed_disks else [])]
         if self.offline_partitions:
-            running = {b.id for b in self.brokers if b.alive and not b.paused and b.registered is not False}
-            needed = [broker for broker in self.offline_isr if broker not in running]
-            start = f"start {all_of('broker', needed)} (the ISR)" if needed else "start the brokers of their ISR"
-            remedy = " and ".join([*disks, *([start] if may_lack_brokers else [])])
-            found.append(f"{some_of(self.offline_partitions)} without a leader: {remedy}")
-        resume = [f"`minibroker resume {broker.id}`" for broker in self.brokers if broker.paused]
-        may_lack_others = may_lack_brokers and (not resume or any(not broker.alive for broker in self.brokers))
-        wait = [*resume, *(["start brokers, or wait"] if may_lack_others else [])]
-        in_sync = " and ".join([*disks, *wait]) + (", then wait" if (heal or resume) and not may_lack_others else "")
+            found.append(f"{some_of(self.offline_partitions)} without a leader: {self._remedy(self.offline_isr)}")
         if self.under_min_isr_partitions:
             found.append(
                 f"{some_of(self.under_min_isr_partitions)} with fewer replicas in sync than "
                 "min.insync.replicas: acks=all is rejected and consumers see no new records until more are "
-                f"in sync: {in_sync}"
+                f"in sync: {self._remedy(self.missing_from_min_isr, 'then wait')}"
             )
         if self.under_replicated_partitions:
-            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {in_sync}")
+            remedy = self._remedy(self.missing_replicas, "then wait")
+            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
         by_awaited: dict[tuple[int, ...], list[str]] = {}
         for name, brokers in (self.stalled_partitions or {}).items():
             by_awaited.setdefault(tuple(brokers), []).append(name)
         for awaited, names in by_awaited.items():
             them = " or ".join(map(str, awaited))
-            see = "see " + " and ".join(f"`minibroker logs {broker}`" for broker in awaited)
+            see = "see " + listed(f"`minibroker logs {broker}`" for broker in awaited)
             if any(broker in self.faults for broker in awaited):
                 see = "`minibroker heal` ends the injected faults"
+            elif paused := [broker.id for broker in self.brokers if broker.paused and broker.id in awaited]:
+                see = listed(f"`minibroker resume {broker}`" for broker in paused)
             found.append(
                 f"{some_of(names)} with records that broker {them}, in the ISR, has not copied for {PATIENCE_S:g} s or "
                 "longer: acks=all waits until it does or leaves the ISR (replica.lag.time.max.ms); "
                 f"{see}"
             )
         return found
+
+    def _remedy(self, needed: Collection[int], after: str = "") -> str:
+        """Return what brings the replicas of these brokers back, and `after` that; "wait" if they run."""
+        known = {broker.id: broker for broker in self.brokers}
+        here = [known[broker] for broker in sorted(needed) if broker in known]
+        elsewhere = [broker for broker in sorted(needed) if broker not in known]
+        remedies = ["`minibroker heal` (faults are injected)"] if self.faults else []
+        has_failed_disk = any(broker.offline_log_dirs and broker.id not in self.faults for broker in here)
+        if has_failed_disk:
+            remedies.append("repair the disks of the log directories")
+        remedies += [f"`minibroker resume {broker.id}`" for broker in here if broker.paused]
+        remedies += [
+            f"`minibroker brokers remove {broker.id}`" if broker.leaving else f"`minibroker start {broker.id}`"
+            for broker in here
+            if not broker.alive
+        ]
+        if elsewhere:
+            remedies.append(f"start {all_of('broker', elsewhere)}")
+        if not remedies:
+            return "wait"
+        return listed(remedies) + (f", {after}" if after and not has_failed_disk else "")
 
 
 def status_of_processes(
@@ -230,7 +256,7 @@ def status_of_processes(
     not answer, `recoveries` the progress of silent brokers that start, `faults` those that were ordered. A ZooKeeper
     elsewhere is RUNNING if it answers, else GONE.
     """
-    asked = view
+    asked, slow = view, view.slow()
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
     brokers = [
         BrokerStatus(
@@ -250,6 +276,7 @@ def status_of_processes(
             unanswered_partitions=(
                 _names(view.led_by(entry.id)) if entry.id in silent or states[entry.id] is ProcessState.PAUSED else []
             ),
+            slow_answer_s=slow.get(entry.id),
         )
         for entry in cluster.brokers
     ]
@@ -277,7 +304,7 @@ def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, s
 
 
 def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
-    silent = view.silent()
+    silent, slow = view.silent(), view.slow()
     return [
         BrokerStatus(
             id=broker,
@@ -291,6 +318,7 @@ def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]
             silent=broker in silent,
             is_elsewhere=True,
             unanswered_partitions=_names(view.led_by(broker)) if broker in silent else [],
+            slow_answer_s=slow.get(broker),
         )
         for broker, address in sorted(view.brokers.items())
     ]
@@ -323,6 +351,8 @@ def _status(
         stalled_partitions=None if view.is_unknown else {str(name): [*to] for name, to in view.stalls.items()},
         faults=dict(faults),
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
+        missing_replicas=sorted(view.missing_from_isr(view.under_replicated_partitions())),
+        missing_from_min_isr=sorted(view.missing_from_isr(view.under_min_isr_partitions())),
     )
 
 

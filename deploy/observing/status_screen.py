@@ -76,7 +76,8 @@ def _state(broker: BrokerStatus) -> str:
     if broker.recovery is not None:
         return f"recovering: {broker.recovery}"
     state = "paused" if broker.paused else "running" if broker.alive else "not running"
-    return state + (", leaving" if broker.leaving else "") + (", no answer" if broker.silent else "")
+    answer = ", no answer" if broker.silent else ", slow to answer" if broker.slow_answer_s is not None else ""
+    return state + (", leaving" if broker.leaving else "") + answer
 
 
 def problem_lines(found: Status) -> list[str]:

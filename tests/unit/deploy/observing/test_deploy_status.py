@@ -7,7 +7,7 @@ from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKe
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import Process, ProcessState
 from minibroker.deploy.local.recovery import ask_recoveries
-from minibroker.deploy.observing.cluster_view import controller_first, merge
+from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, controller_first, merge
 from minibroker.deploy.observing.commits import awaited, waiting
 from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
@@ -89,7 +89,7 @@ def test_a_dead_broker_and_what_it_left_behind_are_problems() -> None:
     assert status.under_replicated_partitions == ["orders-0", "orders-1"]
     problems = status.problems()
     assert problems[0] == "broker 3 is not running: `minibroker start 3`"
-    assert problems[1] == "orders-1 without a leader: start broker 3 (the ISR)"
+    assert problems[1] == "orders-1 without a leader: `minibroker start 3`"
     assert len(problems) == 3
     assert (status.brokers[2].alive, status.brokers[2].pid) == (False, None)
 
@@ -188,8 +188,8 @@ def test_problems_that_injected_faults_explain_are_healed() -> None:
         CLUSTER, ALL_RUN, ProcessState.RUNNING, whole, silent=[1], faults={1: ["each packet takes 2000 ms longer"]}
     )
     assert slow.problems() == [
-        "broker 1 runs but does not answer, and leads orders-0; it has injected faults (each packet takes 2000 ms "
-        "longer): `minibroker heal 1`"
+        "broker 1 runs but does not answer, and leads orders-0, whose writes wait; it has injected faults (each packet "
+        "takes 2000 ms longer): `minibroker heal 1`"
     ]
     name = TopicPartition("orders", 0)
     waits = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, whole._replace(stalls={name: [2]}), faults=cut)
@@ -202,7 +202,7 @@ def test_problems_that_injected_faults_explain_are_healed() -> None:
         CLUSTER, {**ALL_RUN, 2: ProcessState.GONE}, ProcessState.RUNNING, view, faults=full
     ).problems()
     assert ended[0].endswith("(the disk of /d is full): `minibroker heal 2`, then `minibroker start 2`")
-    assert ended[1].endswith("`minibroker heal` (faults are injected) and start brokers, or wait")
+    assert ended[1].endswith("`minibroker heal` (faults are injected) and `minibroker start 2`, then wait")
 
 
 def test_a_broker_that_was_started_anew_is_not_taken_for_its_run_before() -> None:
@@ -223,9 +223,14 @@ def test_a_broker_that_says_nothing_is_a_problem_though_the_others_count_on_it()
 def test_a_leader_that_does_not_answer_is_named_with_the_partitions_that_wait_for_it() -> None:
     view = merge([answer(partitions={0: (2, 0, [1, 2, 3]), 1: (1, 0, [1, 2, 3]), 2: (2, 0, [1, 2, 3])})])
     paused = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, ProcessState.RUNNING, view)
-    assert paused.problems() == ["broker 2 is paused, and leads orders-0, orders-2: `minibroker resume 2`"]
+    assert paused.problems() == [
+        "broker 2 is paused, and leads orders-0, orders-2, whose writes wait: `minibroker resume 2`"
+    ]
     silent = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, silent=[2])
-    assert silent.problems()[0].startswith("broker 2 runs but does not answer, and leads orders-0, orders-2: ")
+    assert silent.problems() == [
+        "broker 2 runs but does not answer, and leads orders-0, orders-2, whose writes wait: wait for the end of its "
+        "ZooKeeper session, else see `minibroker logs 2`"
+    ]
     assert "running, no answer" in status_lines(silent)[2]
     elsewhere = status_of_view(view._replace(answered=frozenset(view.brokers[id] for id in (1, 3))))
     assert elsewhere.problems() == [
@@ -260,7 +265,7 @@ def test_partitions_that_are_reassigned_are_told_apart_from_those_that_lack_a_br
         ),
     )
     assert status.under_replicated_partitions == ["orders-1"], "as in the metric, replicas that are added do not count"
-    assert status.problems() == ["orders-1 with replicas missing from the ISR: start brokers, or wait"]
+    assert status.problems() == ["orders-1 with replicas missing from the ISR: wait"], "its broker runs"
     assert "moving, 40 % of 1.2 GB: orders-0, orders-7" in status_lines(status)
     assert status_object(status)["reassignments"] == {
         "moved_bytes": 480_000_000,
@@ -398,7 +403,7 @@ def test_failed_disks_alone_are_no_reason_to_advise_starting_brokers() -> None:
     ]
     states = {**ALL_RUN, 3: ProcessState.GONE}
     both = status_of_processes(CLUSTER, states, ProcessState.RUNNING, whole, offline_log_dirs=failed)
-    assert both.problems()[-1].endswith("repair the disks of the log directories and start brokers, or wait")
+    assert both.problems()[-1].endswith("repair the disks of the log directories and `minibroker start 3`")
 
 
 def test_problems_are_part_of_what_status_prints_and_of_its_json() -> None:
@@ -410,8 +415,44 @@ def test_problems_are_part_of_what_status_prints_and_of_its_json() -> None:
 
 def test_partitions_that_lack_a_paused_broker_name_the_command_that_resumes_it() -> None:
     states = {**ALL_RUN, 2: ProcessState.PAUSED}
-    view = merge([answer(partitions={0: (1, 1, [1, 3])})])._replace(min_insync_replicas={"orders": 3})
+    view = merge([answer(partitions={0: (1, 1, [1, 3]), 1: (-1, 1, [2])})])
+    view = view._replace(min_insync_replicas={"orders": 3})
     problems = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view).problems()
-    refused, missing = problems[-2:]
+    assert problems[1] == "orders-1 without a leader: `minibroker resume 2`"
+    refused, missing = (text for text in problems if text.startswith("orders-0"))
     assert "min.insync.replicas" in refused
     assert all(text.endswith(": `minibroker resume 2`, then wait") for text in (refused, missing)), problems
+
+
+def test_a_paused_broker_without_a_missing_replica_is_not_resumed_for_it() -> None:
+    states = {**ALL_RUN, 2: ProcessState.PAUSED, 3: ProcessState.GONE}
+    view = merge([answer(brokers=(1, 2), partitions={0: (1, 1, [1, 2])})])
+    problems = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view).problems()
+    assert problems[-1] == "orders-0 with replicas missing from the ISR: `minibroker start 3`, then wait"
+    waits = view._replace(stalls={TopicPartition("orders", 0): [2]})
+    stalled = status_of_processes(CLUSTER, states, ProcessState.RUNNING, waits).problems()[-1]
+    assert stalled.endswith("(replica.lag.time.max.ms); `minibroker resume 2`")
+
+
+def test_a_broker_elsewhere_that_is_not_registered_is_to_be_started_there() -> None:
+    view = merge([answer(brokers=(1, 2), partitions={0: (1, 1, [1, 2]), 1: (-1, 1, [3])})])
+    problems = status_of_view(view._replace(answered=frozenset(view.brokers.values()))).problems()
+    assert problems == [
+        "orders-1 without a leader: start broker 3",
+        "orders-0, orders-1 with replicas missing from the ISR: start broker 3, then wait",
+    ]
+
+
+def test_a_broker_that_answers_late_is_slow_and_says_how_long_it_took() -> None:
+    view = merge([answer()])
+    view = view._replace(
+        answered=frozenset(view.brokers.values()),
+        answer_s={view.brokers[1]: SLOW_AFTER_S, view.brokers[2]: SLOW_AFTER_S + 0.5},
+    )
+    said = "broker 2 is slow to answer (it took 1.5 s, and should take at most 1 s)"
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view)
+    assert status.problems() == [f"{said}: see `minibroker logs 2`"]
+    assert "running, slow to answer" in status_lines(status)[2]
+    ill = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, faults={2: ["it is slow"]})
+    assert ill.problems() == [f"{said}; it has injected faults (it is slow): `minibroker heal 2`"]
+    assert status_of_view(view).problems() == [f"{said}: look where it runs"]
