@@ -70,7 +70,7 @@ def test_a_hint_repeats_which_cluster_was_meant_and_only_as_its_command_takes_it
         (
             ["--bootstrap", "b1:9092"],
             False,
-            ("--command-config c.properties topics list --bootstrap b1:9092", "FILE", " --bootstrap b1:9092"),
+            ("--command-config c.properties topics list --bootstrap b1:9092", "ADMIN_FILE", " --bootstrap b1:9092"),
         ),
         (["--bootstrap", "localhost:9092"], True, ("topics list --data {}", "", " --data {}")),
         ([], True, ("topics list --data {}", "", " --data {}")),
