@@ -17,6 +17,7 @@ from minibroker.deploy.console.parts import Sections, address, capitalized, numb
 from minibroker.deploy.console.plots import figure, within
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline, lag_of
 from minibroker.deploy.console.views import (
+    CUT_APART,
     GROUPS_A_PAGE,
     NO_LEADER,
     NOT_COPYING,
@@ -70,7 +71,7 @@ OVERDUE_S = 5.0
 """A session that has not ended so long after its timeout is kept alive by the heartbeats of its broker."""
 ROWS = {
     **dict.fromkeys((NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR), "bad"),
-    **dict.fromkeys((NOT_COPYING, SLOW_LEADER, OUT_OF_SYNC), "warn"),
+    **dict.fromkeys((NOT_COPYING, CUT_APART, SLOW_LEADER, OUT_OF_SYNC), "warn"),
 }
 
 

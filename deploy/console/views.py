@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Sequence
-from itertools import chain
+from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from itertools import chain, permutations
 from typing import NamedTuple, TypeVar
 
 from msgspec.structs import replace
@@ -104,30 +104,61 @@ class Overview(NamedTuple):
 
 NO_LEADER, SILENT_LEADER, SLOW_LEADER = "no leader", "leader does not answer", "leader is slow to answer"
 UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC = "under min.insync.replicas", "not copied by the whole ISR", "out of sync"
-TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, SLOW_LEADER, OUT_OF_SYNC)
+CUT_APART = "cut within the ISR"
+TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, CUT_APART, SLOW_LEADER, OUT_OF_SYNC)
 """The worst first."""
-CUT_OFF, NO_ANSWER, STALLED = "cut off", "does not answer", "does not copy"
-"""Doubts about a replica in sync: a fault cuts it off from the leader; its broker does not answer; records have waited
-for it for seconds."""
+CUT, NO_ANSWER, STALLED, MAY_STALL = "cut from the leader", "does not answer", "does not copy", "may not copy"
+"""Doubts about a replica in sync: a fault cuts it and the leader apart; its broker does not answer; records have waited
+for it, or for another one, for seconds."""
+
+
+class _Seen(NamedTuple):
+    """The state, and what follows from it and from the health for each broker."""
+
+    state: ClusterState
+    states: Mapping[int, str]
+    """See `BrokerView.state`."""
+    stalled: Mapping[str, Sequence[int]]
+    """See `Status.stalled_partitions`."""
+    cuts: Set[tuple[int, int]]
+    """Pairs of brokers of which the first cannot copy from the second by their faults, which do not say on whose side
+    the cut is."""
+
+
+def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
+    registered = {broker.id for broker in state.description.brokers}
+    answering = {
+        each.id
+        for each in (() if health is None else health.brokers)
+        if each.alive and not each.silent and not each.paused
+    }
+    ids = broker_ids(state)
+    return _Seen(
+        state,
+        {id: _state_of(state, id, id in registered, id in answering) for id in ids},
+        {} if health is None else health.stalled_partitions or {},
+        {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
+    )
 
 
 def overview(state: ClusterState, query: Query, health: Status | None = None) -> Overview:
     """`health` is what `minibroker status` has found a few seconds ago, if it is known."""
-    ids = broker_ids(state)
+    seen = _seen(state, health)
+    ids = tuple(seen.states)
     page, pages, selected, shown = _page_of_partitions(state, query)
-    troubled = _troubled(state, health)
+    troubled = _troubled(seen)
     counts = Counter(trouble for trouble, _, _ in troubled)
     described = state.description
     return Overview(
         described.cluster_id or "",
         "none" if described.controller_id is None else f"broker {described.controller_id}",
-        tuple(_brokers(state, ids, health)),
-        tuple(_partition(state, health, ids, *pair) for pair in shown),
+        tuple(_brokers(seen)),
+        tuple(_partition(seen, ids, *pair) for pair in shown),
         page,
         pages,
         selected,
         sum(len(topic.partitions) for topic in state.topics.values() if topic.is_internal),
-        tuple(_partition(state, health, ids, topic, each) for _, topic, each in troubled[:TROUBLES_SHOWN]),
+        tuple(_partition(seen, ids, topic, each) for _, topic, each in troubled[:TROUBLES_SHOWN]),
         tuple((trouble, counts[trouble]) for trouble in TROUBLES if counts[trouble]),
         tuple(_moves(state)),
     )
@@ -140,8 +171,14 @@ def still_true(health: Status, state: ClusterState) -> Status:
         replace(
             each,
             registered=each.id in registered if each.registered is not None else None,
+            silent=each.silent and each.id not in state.behind,
+            slow_answer_s=None if each.id in state.behind else each.slow_answer_s,
             unanswered_partitions=[
-                name for name in each.unanswered_partitions if _led_by(state, name) == each.id and each.id in registered
+                name
+                for name in each.unanswered_partitions
+                if _led_by(state, name) == each.id
+                and each.id in registered
+                and (each.paused or each.id not in state.behind)
             ],
         )
         for each in health.brokers
@@ -200,7 +237,7 @@ def _moves(state: ClusterState) -> Iterator[Movement]:
 def shown_partitions(state: ClusterState, query: Query) -> set[TopicPartition]:
     """Return the partitions that the overview shows, which does not depend on their ends."""
     _, _, _, shown = _page_of_partitions(state, query)
-    pairs = [*shown, *((topic, each) for _, topic, each in _troubled(state)[:TROUBLES_SHOWN])]
+    pairs = [*shown, *((topic, each) for _, topic, each in _troubled(_seen(state))[:TROUBLES_SHOWN])]
     return {TopicPartition(topic.name, each.partition) for topic, each in pairs}
 
 
@@ -219,15 +256,13 @@ def _page_of_partitions(state: ClusterState, query: Query) -> tuple[int, int, in
     return page, pages, len(selected), shown
 
 
-def _troubled(
-    state: ClusterState, health: Status | None = None
-) -> list[tuple[str, TopicDescription, PartitionDescription]]:
+def _troubled(seen: _Seen) -> list[tuple[str, TopicDescription, PartitionDescription]]:
     """Return the partitions in trouble, the worst first and those of internal topics last."""
     found = [
         (trouble, topic, each)
-        for topic in state.topics.values()
+        for topic in seen.state.topics.values()
         for each in topic.partitions
-        if (trouble := _trouble(state, health, topic, each))
+        if (trouble := _trouble(seen, topic, each))
     ]
     return sorted(found, key=lambda one: (TROUBLES.index(one[0]), one[1].is_internal))
 
@@ -245,30 +280,29 @@ def page_of(items: Sequence[T], page: int, size: int) -> tuple[int, int, Sequenc
     return page, pages, items[(page - 1) * size : page * size]
 
 
-def _state_of(state: ClusterState, broker_id: int, is_registered: bool, health: Status | None) -> str:
+def _state_of(state: ClusterState, broker_id: int, is_registered: bool, answers_status: bool) -> str:
     if broker_id in state.paused:
         return "paused"
     if not is_registered:
         return "out" if broker_id in state.running else "dead"
     if broker_id in state.behind:
         return "alive"
-    statuses = () if health is None else health.brokers
-    answers = any(each.id == broker_id and each.alive and not each.silent and not each.paused for each in statuses)
-    return "slow" if answers else "silent"
+    return "slow" if answers_status else "silent"
 
 
-def _brokers(state: ClusterState, ids: Sequence[int], health: Status | None) -> Iterator[BrokerView]:
+def _brokers(seen: _Seen) -> Iterator[BrokerView]:
+    state = seen.state
     alive = {broker.id: broker for broker in state.description.brokers}
     everything = [each for topic in state.topics.values() for each in topic.partitions]
     leads = Counter(each.leader for each in everything)
     replicas = Counter(chain.from_iterable(each.replicas for each in everything))
     in_sync = Counter(chain.from_iterable(each.isr for each in everything))
-    for broker_id in ids:
+    for broker_id, broker_state in seen.states.items():
         broker = alive.get(broker_id)
         yield BrokerView(
             broker_id,
             "" if broker is None else f"{broker.host}:{broker.port}",
-            _state_of(state, broker_id, broker is not None, health),
+            broker_state,
             state.description.controller_id == broker_id,
             leads[broker_id],
             in_sync[broker_id],
@@ -279,14 +313,11 @@ def _brokers(state: ClusterState, ids: Sequence[int], health: Status | None) -> 
 
 
 def _partition(
-    state: ClusterState,
-    health: Status | None,
-    ids: Iterable[int],
-    topic: TopicDescription,
-    described: PartitionDescription,
+    seen: _Seen, ids: Iterable[int], topic: TopicDescription, described: PartitionDescription
 ) -> PartitionView:
+    state = seen.state
     name = TopicPartition(topic.name, described.partition)
-    trouble = _trouble(state, health, topic, described)
+    trouble = _trouble(seen, topic, described)
     missing = sorted(set(described.replicas) - set(described.isr))
     details = [all_of("broker", missing)] if missing else []
     move = state.moves.get(name)
@@ -294,8 +325,14 @@ def _partition(
         details = [f"{text}, being reassigned" for text in details]
     if trouble != OUT_OF_SYNC:
         details = [f"{OUT_OF_SYNC}: {text}" for text in details]
-    doubts = {broker_id: _doubt(state, health, name, described, broker_id) for broker_id in described.isr}
-    details[:0] = [f"broker {id} {_DOUBTS[doubt]}" for id, doubt in sorted(doubts.items()) if doubt in _DOUBTS]
+    doubts = {broker_id: _doubt(seen, name, described, broker_id) for broker_id in sorted(described.isr)}
+    details[:0] = [
+        f"the way between brokers {min(id, described.leader or 0)} and {max(id, described.leader or 0)} is cut"
+        if doubt == CUT
+        else f"broker {id} {doubt}"
+        for id, doubt in doubts.items()
+        if doubt in (CUT, STALLED, MAY_STALL)  # a broker that does not answer is a trouble of all its partitions
+    ]
     if trouble == UNDER_MIN_ISR:
         details.insert(0, f"{len(described.isr)} in sync, {_min_isr(state, topic, described)} required")
     if trouble in (SILENT_LEADER, SLOW_LEADER) and (of_leader := state.faults.get(described.leader or 0)) is not None:
@@ -303,7 +340,7 @@ def _partition(
         details.insert(0, f"injected faults of broker {described.leader}: {words}")
     return PartitionView(
         name,
-        tuple(_cell(state, health, name, described, broker_id) for broker_id in ids),
+        tuple(_cell(seen, name, described, broker_id) for broker_id in ids),
         state.ends.get(name),
         described.leader_epoch,
         trouble,
@@ -311,52 +348,45 @@ def _partition(
     )
 
 
-def _cell(
-    state: ClusterState, health: Status | None, name: TopicPartition, described: PartitionDescription, broker_id: int
-) -> Cell:
+def _cell(seen: _Seen, name: TopicPartition, described: PartitionDescription, broker_id: int) -> Cell:
     if broker_id not in described.replicas:
         return Cell("", None)
-    behind = state.behind.get(broker_id, {}).get(name)
+    behind = seen.state.behind.get(broker_id, {}).get(name)
     if broker_id == described.leader:
         return Cell("leader", None)
     lag = None if behind == -1 else behind
     if broker_id not in described.isr:
         return Cell(OUT_OF_SYNC, lag)
-    return Cell("in sync", lag, _doubt(state, health, name, described, broker_id))
+    return Cell("in sync", lag, _doubt(seen, name, described, broker_id))
 
 
-_DOUBTS = {CUT_OFF: "is cut off", STALLED: "does not copy"}
-"""Those that are troubles of a partition; a broker that does not answer is one of all its partitions."""
-
-
-def _doubt(
-    state: ClusterState, health: Status | None, name: TopicPartition, described: PartitionDescription, broker_id: int
-) -> str:
+def _doubt(seen: _Seen, name: TopicPartition, described: PartitionDescription, broker_id: int) -> str:
     """Return the doubt about a replica in sync. Faults are known at once, before records wait."""
     if described.leader is None or broker_id == described.leader:
         return ""
-    if state.faults and faults.are_cut_apart(state.faults, broker_id, described.leader):
-        return CUT_OFF
-    if broker_id not in state.behind:
+    if (broker_id, described.leader) in seen.cuts:
+        return CUT
+    if broker_id not in seen.state.behind:
         return NO_ANSWER
-    stalled = {} if health is None else health.stalled_partitions or {}
-    return STALLED if stalled and broker_id in stalled.get(str(name), ()) else ""
+    awaited = seen.stalled.get(str(name), ()) if seen.stalled else ()
+    return "" if broker_id not in awaited else STALLED if len(awaited) == 1 else MAY_STALL
 
 
-def _trouble(
-    state: ClusterState, health: Status | None, topic: TopicDescription, described: PartitionDescription
-) -> str:
-    if described.leader is None:
+def _trouble(seen: _Seen, topic: TopicDescription, described: PartitionDescription) -> str:
+    leader = described.leader
+    if leader is None:
         return NO_LEADER
-    leader_state = _state_of(state, described.leader, True, health)
-    if described.leader not in state.behind and leader_state != "slow":
+    is_slow = seen.states.get(leader) == "slow"
+    if leader not in seen.state.behind and not is_slow:
         return SILENT_LEADER
-    if len(described.isr) < _min_isr(state, topic, described):
+    if len(described.isr) < _min_isr(seen.state, topic, described):
         return UNDER_MIN_ISR
-    name = TopicPartition(topic.name, described.partition)
-    if any(_doubt(state, health, name, described, broker_id) in _DOUBTS for broker_id in described.isr):
+    awaited = seen.stalled.get(f"{topic.name}-{described.partition}", ()) if seen.stalled else ()
+    if any(each != leader and each in described.isr for each in awaited):
         return NOT_COPYING
-    if leader_state == "slow":
+    if seen.cuts and any((each, leader) in seen.cuts for each in described.isr):
+        return CUT_APART
+    if is_slow:
         return SLOW_LEADER
     return OUT_OF_SYNC if len(described.isr) < len(described.replicas) else ""
 

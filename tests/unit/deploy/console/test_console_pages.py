@@ -24,7 +24,7 @@ from minibroker.deploy.console.markup import Markup, element, in_words, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
-from minibroker.deploy.console.views import Cell, Query, overview, shown_partitions, still_true
+from minibroker.deploy.console.views import CUT, Cell, Query, overview, shown_partitions, still_true
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
@@ -287,17 +287,35 @@ def test_problems_that_a_newer_state_contradicts_are_not_shown() -> None:
     assert (unknown.offline_partitions, unknown.stalled_partitions) == (None, None)
 
 
-def test_a_follower_in_sync_that_cannot_copy_is_marked_as_soon_as_that_is_known() -> None:
+def test_a_broker_that_has_answered_since_is_neither_silent_nor_slow() -> None:
+    state = _state(_topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3])))
+    for health in (_status(silent=True, unanswered_partitions=["orders-0"]), _status(slow_answer_s=1.5)):
+        assert len(health.problems()) == 1
+        assert still_true(health, state).problems() == []
+        assert still_true(health, _state(*state.topics.values(), silent=(2,))).problems() == health.problems()
+
+
+def test_a_cut_within_the_isr_is_marked_at_once_and_names_no_culprit() -> None:
+    """Of a one-way cut, both brokers have the counterpart, and either may be called cut off."""
     state = _state(*(_topic("orders", *(_partition(n, n + 1, [1, 2, 3], [1, 2, 3]) for n in range(2))),))
-    cut = state._replace(faults={2: Faults(links={1: Link(loses_sent=True)}), 3: Faults(delay_ms=9)})
-    first, second = overview(cut, Query()).partitions
-    assert [cell.doubt for cell in first.cells] == ["", "cut off", ""]
-    assert (first.trouble, second.trouble) == ("not copied by the whole ISR", "")
-    assert first.detail == "broker 2 is cut off"
-    assert "? in sync, cut off" in pages.overview_sections(cut, Query())["partitions"]
-    health = replace(_status(), stalled_partitions={"orders-1": [3]})
-    first, second = overview(state, Query(), health).partitions
+    links = {2: Faults(links={1: Link(loses_sent=True)}), 1: Faults(links={2: Link(loses_received=True)})}
+    cut = state._replace(faults={**links, 3: Faults(delay_ms=9)})
+    for partition, doubts in zip(overview(cut, Query()).partitions, (["", CUT, ""], [CUT, "", ""]), strict=True):
+        assert [cell.doubt for cell in partition.cells] == doubts
+        assert (partition.trouble, partition.detail) == ("cut within the ISR", "the way between brokers 1 and 2 is cut")
+    assert "? in sync, cut from the leader" in pages.overview_sections(cut, Query())["partitions"]
+    waits = replace(_status(), stalled_partitions={"orders-0": [2]})
+    troubles = [each.trouble for each in overview(cut, Query(), waits).partitions]
+    assert troubles == ["not copied by the whole ISR", "cut within the ISR"], "of the second, no record waits"
+
+
+def test_a_follower_in_sync_is_said_not_to_copy_only_if_records_wait_for_it() -> None:
+    state = _state(*(_topic("orders", *(_partition(n, n + 1, [1, 2, 3], [1, 2, 3]) for n in range(3))),))
+    health = replace(_status(), stalled_partitions={"orders-1": [3], "orders-2": [1, 2]})
+    first, second, third = overview(state, Query(), health).partitions
     assert (first.trouble, [cell.doubt for cell in second.cells]) == ("", ["", "", "does not copy"])
+    assert (second.trouble, second.detail) == ("not copied by the whole ISR", "broker 3 does not copy")
+    assert third.detail == "broker 1 may not copy; broker 2 may not copy", "it is one of them"
     silent = overview(_state(*state.topics.values(), silent=(3,)), Query()).partitions[0]
     assert (silent.trouble, silent.cells[2].doubt) == ("", "does not answer")
 
