@@ -335,8 +335,8 @@ def topic_name_problem(name: str) -> str | None:
         return f"{name!r} cannot be a topic name, since it would name a directory: choose another"
     if len(name) > MAX_TOPIC_NAME_LENGTH:
         return f"the topic name is {len(name)} characters long: the limit is {MAX_TOPIC_NAME_LENGTH}"
-    illegal = sorted(set(name) - LEGAL_TOPIC_CHARACTERS)
-    if illegal:
+    if not LEGAL_TOPIC_CHARACTERS.issuperset(name):
+        illegal = sorted(set(name) - LEGAL_TOPIC_CHARACTERS)
         shown = " ".join(repr(c) for c in illegal[:5])
         return f"topic name {name[:80]!r} contains {shown}: only a-z A-Z 0-9 . _ - are legal"
     return None

@@ -4,7 +4,7 @@ Every broker answers Metadata from this cache. It is eventually consistent: it t
 clients refresh and retry.
 """
 
-from collections.abc import Collection, Iterable, Sequence, Set
+from collections.abc import Collection, Generator, Iterable, Sequence, Set
 
 import msgspec
 
@@ -29,6 +29,10 @@ from minibroker.protocol.model import (
     TopicPartition,
     topic_name_problem,
 )
+
+TOPIC_BYTES = 60
+PARTITION_BYTES = 50
+"""The size of a topic and of a partition in an answer to Metadata."""
 
 
 class CachedTopic(msgspec.Struct):
@@ -211,6 +215,20 @@ class MetadataCache:
         that has just started knows nothing until the controller's first requests have arrived."""
         return bool(self._brokers) if topics is not None else self._has_been_told_all
 
+    def missing(self, topics: Iterable[str]) -> list[str]:
+        """Return the names that a topic may have and none has, as far as this broker knows."""
+        if not self._has_been_told_all:
+            return []
+        return [name for name in dict.fromkeys(topics) if name not in self._topics and topic_name_problem(name) is None]
+
+    def size_of_answer(self, topics: Collection[str] | None, topic_ids: Sequence[str]) -> int:
+        """Return about how many bytes `describe` of these topics takes in an answer."""
+        if topics is None:
+            return PARTITION_BYTES * self.partitions_in_all()
+        named = [self._topics.get(name) for name in (*topics, *(self._names.get(id, "") for id in topic_ids))]
+        partitions = sum(topic.num_partitions for topic in named if topic is not None)
+        return TOPIC_BYTES * len(named) + PARTITION_BYTES * partitions
+
     def describe(
         self,
         topics: Iterable[str] | None,
@@ -219,8 +237,9 @@ class MetadataCache:
         *,
         with_departed: bool = False,
         lost_leaders: Collection[int] = (),
-    ) -> MetadataResponse:
-        """Return the answer to a Metadata request of a client of that listener.
+    ) -> Generator[None, None, MetadataResponse]:
+        """Return the answer to a Metadata request of a client of that listener, with a step for each topic. Brokers are
+        those of the first step, and no other is named as a leader.
 
         - `topics`: None for all topics. Unknown topics are listed with their error code.
         - `topic_ids`: topics requested by their ids.
@@ -238,26 +257,30 @@ class MetadataCache:
             endpoint = next((e for e in broker.endpoints if e.listener == listener), None)
             if endpoint is not None:
                 brokers.append(MetadataBroker(broker.id, endpoint.host, endpoint.port, broker.rack))
-        names = sorted(self._topics) if topics is None else list(dict.fromkeys(topics))
+        led_by = self._brokers.keys() - lost_leaders
+        described = []
+        for name in sorted(self._topics) if topics is None else dict.fromkeys(topics):
+            described.append(self._describe_topic(name, led_by))
+            yield
+        for topic_id in dict.fromkeys(topic_ids):
+            described.append(self._describe_by_id(topic_id, led_by))
+            yield
         return MetadataResponse(
             throttle_time_ms=0,
             brokers=brokers,
             cluster_id=self.cluster_id,
             controller_id=self.controller_id,
-            topics=[self._describe_topic(name, lost_leaders) for name in names]
-            + self._describe_by_ids(topic_ids, lost_leaders),
+            topics=described,
             controller_epoch=self.controller_epoch,
         )
 
-    def _describe_by_ids(self, topic_ids: Sequence[str], lost_leaders: Collection[int]) -> list[MetadataTopic]:
-        return [
-            self._describe_topic(self._names[topic_id], lost_leaders)
-            if topic_id in self._names
-            else MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, "", topic_id, False, [])
-            for topic_id in dict.fromkeys(topic_ids)
-        ]
+    def _describe_by_id(self, topic_id: str, led_by: Set[int]) -> MetadataTopic:
+        name = self._names.get(topic_id)
+        if name is None:
+            return MetadataTopic(ErrorCode.UNKNOWN_TOPIC_ID, "", topic_id, False, [])
+        return self._describe_topic(name, led_by)
 
-    def _describe_topic(self, name: str, lost_leaders: Collection[int]) -> MetadataTopic:
+    def _describe_topic(self, name: str, led_by: Set[int]) -> MetadataTopic:
         cached = self._topics.get(name)
         if cached is None:
             return MetadataTopic(self._why_unknown(name), name, "", name in INTERNAL_TOPICS, [])
@@ -265,7 +288,7 @@ class MetadataCache:
             return MetadataTopic(ErrorCode.LEADER_NOT_AVAILABLE, name, cached.topic_id, name in INTERNAL_TOPICS, [])
         partitions = []
         for index, state in sorted(cached.partitions.items())[: cached.shown]:
-            alive = state.leader in self._brokers and state.leader not in lost_leaders
+            alive = state.leader in led_by
             partitions.append(
                 MetadataPartition(
                     error_code=ErrorCode.NONE if alive else ErrorCode.LEADER_NOT_AVAILABLE,

@@ -3,11 +3,15 @@
 With auto.create.topics.enable, these are the topics that a client names, if it allows the creation.
 `__consumer_offsets` is created on demand if the controller could not create it when the cluster formed
 (`controller/handlers/internal_topics.py`).
+
+Whoever may create a topic by naming it can name a thousand in a few kilobytes. Topics that clients name are therefore
+created a few at a time, and PARTITIONS_PER_S. Kafka has no such bound; one who wants thousands of topics at once sends
+CreateTopics, for which there is a quota.
 """
 
 import asyncio
 import logging
-from collections.abc import Callable, Coroutine, Sequence
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from typing import Any
 
 from minibroker.broker.cluster.forwarding import ForwardingManager
@@ -23,6 +27,10 @@ logger = logging.getLogger("minibroker.topics")
 TIMEOUT_S = 10.0
 PAUSE_S = 0.5
 """Pause after an attempt, before the next request for the topic starts another one."""
+MAX_AT_ONCE = 100
+"""Partitions created at a time, unless a single topic has more."""
+PARTITIONS_PER_S = 100
+"""Partitions created per second, by this broker, in topics that clients name. The first are created at once."""
 MAX_UNDER_WAY = 1_000
 """Topics being created at a time. Clients that ask for more ask again."""
 
@@ -41,6 +49,10 @@ class AutoTopicCreation:
         self._administration = administration
         self._forwarding = forwarding
         self._start_task = start_task
+        self._topics_at_once = max(1, MAX_AT_ONCE // config.num_partitions)
+        self._seconds_each = config.num_partitions / PARTITIONS_PER_S
+        self._turn = asyncio.Lock()
+        """Held by the clients' topics that are being created, until the next ones may be."""
         self._under_way: set[str] = set()
         self._problem = ""
         self._internal_problems: dict[str, str] = {}
@@ -53,13 +65,22 @@ class AutoTopicCreation:
         """Start creating the topics that are not being created already. Clients ask again until the topic exists."""
         room = MAX_UNDER_WAY - len(self._under_way)
         new = [name for name in names if name not in self._under_way][:room]
-        if new:
-            self._under_way.update(new)
-            self._start_task(self._create(new), f"creation of {new[0]}")
+        self._under_way.update(new)
+        if internal := [name for name in new if name in self._internal]:
+            self._start_task(self._create(internal, self._ask), f"creation of {internal[0]}")
+        if others := [name for name in new if name not in self._internal]:
+            self._start_task(self._create_in_turn(others), f"creation of {others[0]}")
 
-    async def _create(self, names: list[str]) -> None:
+    async def _create_in_turn(self, names: list[str]) -> None:
+        for first in range(0, len(names), self._topics_at_once):
+            together = names[first : first + self._topics_at_once]
+            await self._create(together, self._ask_in_turn)
+
+    async def _create(
+        self, names: list[str], ask: Callable[[list[str]], Awaitable[list[CreatableTopicResult]]]
+    ) -> None:
         try:
-            for result in await self._ask(names):
+            for result in await ask(names):
                 if result.error_code not in (ErrorCode.NONE, ErrorCode.TOPIC_ALREADY_EXISTS):
                     self._report([result.name], _refusal(result))
                 else:
@@ -74,6 +95,12 @@ class AutoTopicCreation:
         finally:
             await asyncio.sleep(PAUSE_S)
             self._under_way.difference_update(names)
+
+    async def _ask_in_turn(self, names: list[str]) -> list[CreatableTopicResult]:
+        async with self._turn:
+            results = await self._ask(names)
+            await asyncio.sleep(len(names) * self._seconds_each)
+        return results
 
     async def _ask(self, names: list[str]) -> list[CreatableTopicResult]:
         """Raises BrokerError, TimeoutError."""

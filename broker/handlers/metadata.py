@@ -18,9 +18,10 @@ from functools import partial
 
 from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.handlers.administering.topics import may_change
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.services import Services, Steps, respond_sized
 from minibroker.broker.network.request_channel import Request
 from minibroker.broker.scheduling.purgatory import DelayedOperation
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.protocol.acls import SUPPORTED_BITS, AclResourceType
 from minibroker.protocol.apis import FINALIZED_FEATURES, FINALIZED_FEATURES_EPOCH, SUPPORTED_FEATURES
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -33,8 +34,6 @@ from minibroker.protocol.messages import (
     DescribeClusterRequest,
     DescribeClusterResponse,
     MetadataRequest,
-    MetadataResponse,
-    MetadataTopic,
 )
 
 _SOFTWARE = re.compile(r"[a-zA-Z0-9](?:[a-zA-Z0-9.-]*[a-zA-Z0-9])?")
@@ -122,50 +121,43 @@ def _answer_metadata(services: Services, request: Request, body: MetadataRequest
     def awaiting_elections(topics: list[str]) -> list[str]:
         return services.metadata.awaiting_elections(services.replicas.fetchers.lost_leaders(), topics)
 
-    def answer(created: Collection[str]) -> None:
-        lost = services.replicas.fetchers.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
-        described = _described(services, request, body, lost)
-        for topic in _missing(described):
-            if topic.name in created:
-                topic.error_code = ErrorCode.LEADER_NOT_AVAILABLE
-        request.respond(described)
+    def answer() -> None:
+        size = services.metadata.size_of_answer(body.topics, body.topic_ids)
+        respond_sized(services, request, size, _described(services, request, body, created))
 
-    created: Collection[str] = ()
+    created: frozenset[str] = frozenset()
     if body.topics and body.allow_auto_topic_creation and services.auto_topic_creation.is_enabled:
         # at once: the connection's next request does not wait for a delayed answer, and may delete topics
-        described = _described(services, request, body, ())
-        created = dict.fromkeys(topic.name for topic in _missing(described) if may_change(topic.name, request))
-        services.auto_topic_creation.create_soon(list(created))
+        names = [name for name in services.metadata.missing(body.topics) if may_change(name, request)]
+        services.auto_topic_creation.create_soon(names)
+        created = frozenset(names)
     asked = body.topics or []
     wait_ms = request.source.dialect.election_wait_ms if len(asked) <= _MOST_TOPICS else 0
     if wait_ms and (topics := awaiting_elections(asked)):
-        in_turn = partial(services.metadata_answers.call, partial(answer, created))
+        in_turn = partial(services.metadata_answers.call, answer)
         waiting = DelayedMetadata(wait_ms, topics, awaiting_elections, in_turn)
         services.topic_purgatory.try_complete_else_watch(waiting, [ELECTIONS])
     else:
-        answer(created)
+        answer()
 
 
-def _described(
-    services: Services, request: Request, body: MetadataRequest, lost_leaders: Collection[int]
-) -> MetadataResponse:
-    described = services.metadata.describe(
+def _described(services: Services, request: Request, body: MetadataRequest, created: frozenset[str]) -> Steps:
+    lost_leaders = services.replicas.fetchers.lost_leaders() if request.source.dialect.rests_on_named_leaders else ()
+    described = yield from services.metadata.describe(
         body.topics,
         request.listener,
         body.topic_ids,
         with_departed=request.source.dialect.drops_unnamed_brokers,
         lost_leaders=lost_leaders,
     )
-    if body.include_topic_authorized_operations:
-        for topic in described.topics:
+    for topic in described.topics:
+        if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION and topic.name in created:
+            topic.error_code = ErrorCode.LEADER_NOT_AVAILABLE
+        if body.include_topic_authorized_operations:
             topic.topic_authorized_operations = SUPPORTED_BITS[AclResourceType.TOPIC]
     if body.include_cluster_authorized_operations:
         described.cluster_authorized_operations = SUPPORTED_BITS[AclResourceType.CLUSTER]
     return described
-
-
-def _missing(described: MetadataResponse) -> list[MetadataTopic]:
-    return [topic for topic in described.topics if topic.error_code == ErrorCode.UNKNOWN_TOPIC_OR_PARTITION]
 
 
 async def handle_api_versions(services: Services, request: Request, body: ApiVersionsRequest) -> None:
@@ -195,7 +187,7 @@ async def handle_describe_cluster(services: Services, request: Request, body: De
         raise BrokerError(ErrorCode.INVALID_REQUEST, f"endpoint type {body.endpoint_type}: only brokers (1) exist")
 
     def answer() -> None:
-        known = services.metadata.describe((), request.listener)
+        known = finish_at_once(services.metadata.describe((), request.listener))
         request.respond(
             DescribeClusterResponse(
                 0,

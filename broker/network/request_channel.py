@@ -33,9 +33,10 @@ again. Without load nothing is queued, and turns with equal ends keep the order 
 Rejected: turns for each address instead. They would stop a stranger with a thousand connections, for whom there are
 quotas and `max.connections.per.ip`, and on one machine everybody has the same address.
 
-Followers first. The fetch of a proved broker goes to the head of the queue, and its connection to the head of the line.
-A producer with acks=all waits for its followers' fetches; behind all clients' requests, it would wait for those several
-times. Followers do not keep clients out: each has a single fetch at its leader.
+Followers first. The fetch of a proved broker goes before all clients' requests, and its connection to the head of the
+line. A producer with acks=all waits for its followers' fetches; behind all clients' requests, it would wait for those
+several times. After each such fetch it is a client's turn: a follower has a single fetch at its leader, but one of
+thousands of partitions takes a whole slice, and another soon follows.
 
 Rejected: driving the handler's coroutine directly from the processor and creating a task only if it waits. It saves one
 turn of the loop, but such a coroutine has no current task, so `asyncio.timeout` fails in it, and Python 3.11 has no
@@ -467,7 +468,11 @@ class RequestChannel:
         self._gives_way_to = gives_way_to
         self._loop = asyncio.get_running_loop()
         self._queue: list[tuple[float, int, float, Request]] = []
-        """A heap: the expected end of the turn, the arrival, the beginning of the turn and the request."""
+        """A heap of clients' requests: the expected end of the turn, the arrival, the beginning of the turn and the
+        request."""
+        self._fetches: deque[tuple[float, Request]] = deque()
+        """Of followers: the beginnings of their turns, and the requests."""
+        self._is_clients_turn = False
         self._arrivals = count()
         self._turn_s = 0.0
         """The beginning of the turn of the request that was taken last."""
@@ -488,7 +493,7 @@ class RequestChannel:
 
     def __len__(self) -> int:
         """The number of requests that wait for a handler."""
-        return len(self._queue)
+        return len(self._queue) + len(self._fetches)
 
     @property
     def in_line(self) -> int:
@@ -514,19 +519,20 @@ class RequestChannel:
         self.bytes += request.size
         request.turns, begin_s = self._turn_of(request.source)
         may_wake = wake and self._idle and not self.waking
-        if may_wake and not self._queue and not self._resting and self._give(request):
+        if may_wake and not (self._queue or self._fetches) and not self._resting and self._give(request):
             self._turn_s = begin_s
             return
-        is_first = request.api is FETCH and request.session.is_broker()
-        end_s = -math.inf if is_first else begin_s + request.turns.cost_s
-        heappush(self._queue, (end_s, next(self._arrivals), begin_s, request))
+        if request.api is FETCH and request.session.is_broker():
+            self._fetches.append((begin_s, request))
+        else:
+            heappush(self._queue, (begin_s + request.turns.cost_s, next(self._arrivals), begin_s, request))
 
     # -- the handlers' side --
 
     def poll(self, now: float) -> Request | None:
         """Return the next request, if there is one and the slice is not over. `now` is the clock's time, which the
         caller has just read."""
-        if not self._queue or self._resting:
+        if self._resting or not (self._queue or self._fetches):
             return None
         if now >= self._slice_ends_at or (self._gives_way_to is not None and self._gives_way_to.waking):
             self._resting = True
@@ -541,7 +547,7 @@ class RequestChannel:
         """Return a future of the next request, or of None once the channel is closed and empty. Call `woken` with the
         time after that."""
         future: asyncio.Future[Request | None] = self._loop.create_future()
-        if self._closed and not self._queue:
+        if self._closed and not (self._queue or self._fetches):
             self.waking += 1
             future.set_result(None)
         else:
@@ -558,7 +564,7 @@ class RequestChannel:
         self.waking -= 1
         if now >= self._slice_ends_at:
             self._slice_ends_at = now + SLICE_S
-        if self._idle and (self._queue or self._closed):
+        if self._idle and (self._closed or self._queue or self._fetches):
             self._loop.call_soon(self._wake_another)
 
     def handled(self, request: Request, seconds: float) -> None:
@@ -590,29 +596,37 @@ class RequestChannel:
         return turns, begin_s
 
     def _take(self) -> Request:
-        *_, begin_s, request = heappop(self._queue)
+        if self._fetches and not (self._is_clients_turn and self._queue):
+            begin_s, request = self._fetches.popleft()
+            self._is_clients_turn = True
+        else:
+            *_, begin_s, request = heappop(self._queue)
+            self._is_clients_turn = False
         if self._turn_s < begin_s:
             self._turn_s = begin_s
         return request
 
     def _give(self, request: Request | None) -> bool:
         """Hand the request to an idle handler. Return False if there is none."""
-        while self._idle:
-            future = self._idle.popleft()
-            if not future.done():  # done: the handler was cancelled
-                future.set_result(request)
-                self.waking += 1
-                return True
-        return False
+        if not self._has_idle():
+            return False
+        self._idle.popleft().set_result(request)
+        self.waking += 1
+        return True
+
+    def _has_idle(self) -> bool:
+        while self._idle and self._idle[0].done():  # the handler was cancelled
+            self._idle.popleft()
+        return bool(self._idle)
 
     def _wake_another(self) -> None:
         """Give the next request to an idle handler, unless one has been woken or all rest, and its place to the next in
         line. Tell all that are idle if the channel has ended."""
-        if self._queue and not self._resting and not self.waking and self._give(self._queue[0][-1]):
-            self._take()
-        if self._closed and not self._queue:
-            while self._idle:
-                self._give(None)
+        if (self._queue or self._fetches) and not self._resting and not self.waking and self._has_idle():
+            self._give(self._take())
+        if self._closed and not (self._queue or self._fetches):
+            while self._give(None):
+                pass
         if self._in_line:
             self._admit()
 
@@ -622,7 +636,7 @@ class RequestChannel:
         self._wake_another()
 
     def _fits(self, size: int) -> bool:
-        return len(self._queue) < self._max_requests and (not self.bytes or self.bytes + size <= self._max_bytes)
+        return len(self) < self._max_requests and (not self.bytes or self.bytes + size <= self._max_bytes)
 
     def _admit(self) -> None:
         while self._in_line and self._fits(self._in_line[0][-1]):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from heapq import heappop, heappush
+from heapq import heappush
 from typing import Any
 
 from minibroker.broker.handlers import authorization, control
@@ -255,8 +255,8 @@ def followers_wait_their_turn(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "offer")
     def offer(original: Any, self: RequestChannel, request: Any, *, wake: bool) -> None:
         original(self, request, wake=wake)
-        if self._queue and self._queue[0][-1] is request:
-            heappush(self._queue, (math.inf, *heappop(self._queue)[1:]))
+        if self._fetches:
+            heappush(self._queue, (math.inf, next(self._arrivals), *self._fetches.pop()))
 
 
 @mutant("many expensive requests", "the time that a connection's requests take does not count, so each waits for all")
@@ -275,13 +275,21 @@ def turns_are_expected_to_cost_nothing(patches: Patches) -> None:
         return turns, begin_s
 
 
+@mutant("starved producers", "clients' requests wait while there is any fetch of a follower")
+def followers_keep_clients_out(patches: Patches) -> None:
+    @patches.instead_of(RequestChannel, "_take")
+    def take(original: Any, self: RequestChannel) -> Any:
+        self._is_clients_turn = False
+        return original(self)
+
+
 @mutant("requests of megabytes", "all idle handlers are woken in one turn of the loop")
 def handlers_are_woken_together(patches: Patches) -> None:
     @patches.instead_of(RequestChannel, "offer")
     def offer(original: Any, self: RequestChannel, request: Any, *, wake: bool) -> None:
         original(self, request, wake=wake)
-        while wake and self._queue and not self._resting and self._give(self._queue[0][-1]):
-            self._take()
+        while wake and len(self) and not self._resting and self._has_idle():
+            self._give(self._take())
 
 
 @mutant("fewer handlers", "a handler that ends leaves what was queued for it, and no idle one is woken")

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 
 from minibroker.broker.replication.lifecycle import ReplicaLifecycle
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.client.admin import Admin
 from minibroker.client.cluster.runtime import ClientRuntime
 from minibroker.client.consumer import Consumer
@@ -413,7 +414,9 @@ async def _restart_all_until_they_know_some_topics(scene: Scene) -> None:
         cluster.kill_broker(broker_id)
     await asyncio.gather(*map(cluster.start_broker, cluster.broker_ids))
     await cluster.until(
-        lambda: all(len(cluster.broker(b)._metadata.describe([]).brokers) == 3 for b in cluster.broker_ids)
+        lambda: all(
+            len(finish_at_once(cluster.broker(b)._metadata.describe([])).brokers) == 3 for b in cluster.broker_ids
+        )
     )
     assert all(cluster.broker(b)._metadata.topic_id("t") is None for b in cluster.broker_ids)
 

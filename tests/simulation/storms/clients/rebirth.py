@@ -21,6 +21,7 @@ from random import Random
 from typing import Any, Literal, NamedTuple
 
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.scheduling.slices import finish_at_once
 from minibroker.client.admin import Admin
 from minibroker.client.consumer import Consumer
 from minibroker.client.errors import ClientCrashed
@@ -446,13 +447,13 @@ class Rebirth:
             broker = self._cluster.living_broker(broker_id)
             if broker is None:
                 return False
-            for topic in broker._metadata.describe(None).topics:
+            for topic in finish_at_once(broker._metadata.describe(None)).topics:
                 if not self.storm.simulation.zookeeper.has(znodes.topic_path(topic.name)):
                     return False
             for name in self.topics:
                 current = self.lives.current(name)
                 assert current is not None
-                [told] = broker._metadata.describe([name]).topics
+                [told] = finish_at_once(broker._metadata.describe([name])).topics
                 if (told.topic_id, len(told.partitions)) != (current.topic_id, len(current.assignment)):
                     return False
         return True

@@ -218,6 +218,22 @@ async def test_the_fetches_of_followers_are_taken_first() -> None:
 
 
 @run_by(run)
+async def test_after_each_fetch_of_a_follower_it_is_a_clients_turn() -> None:
+    clock = Clock()
+    channel = RequestChannel(10, 1_000, clock)
+    followers = [Source(), Source()]
+    for number, follower in enumerate([*followers, *followers]):
+        follower.session.set_broker(2)
+        fetch = request(number, source=follower)
+        fetch.api = apis.FETCH
+        channel.offer(fetch, wake=False)
+    for number in (4, 5):
+        channel.offer(request(number), wake=False)
+    channel.woken(clock.now)
+    assert [number_of(channel.poll(clock.now)) for _ in range(6)] == [0, 4, 1, 5, 2, 3]
+
+
+@run_by(run)
 async def test_sources_that_find_the_channel_full_are_called_in_turn_once_there_is_room() -> None:
     clock = Clock()
     channel = RequestChannel(2, 1_000, clock)
