@@ -362,7 +362,7 @@ def _cell(seen: _Seen, name: TopicPartition, described: PartitionDescription, br
 
 def _doubt(seen: _Seen, name: TopicPartition, described: PartitionDescription, broker_id: int) -> str:
     """Return the doubt about a replica in sync. Faults are known at once, before records wait."""
-    if described.leader is None or broker_id == described.leader:
+    if broker_id == described.leader:
         return ""
     if (broker_id, described.leader) in seen.cuts:
         return CUT
