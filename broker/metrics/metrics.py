@@ -9,10 +9,11 @@ sleeps whenever its slice is over. The values of one scrape are therefore not al
 of several brokers.
 
 Names. Kafka's `kafka.server:type=ReplicaManager,name=LeaderCount` is `kafka_server_replicamanager_leadercount`. A rate
-(`IsrShrinksPerSec`) is a counter (`..._isrshrinks_total`); `rate()` computes the value that Kafka shows. A time
-(`TotalTimeMs`) is a summary in milliseconds (`..._totaltimems_count`, `..._totaltimems_sum`): the quotient of their
-rates is the mean. There is no sum over all topics beside the values by topic, because `sum()` would count it twice.
-Metrics that Kafka lacks begin with `minibroker_`.
+(`IsrShrinksPerSec`) is a counter (`..._isrshrinks_total`); `rate()` computes the value that Kafka shows. A time is a
+sum in milliseconds and a count (`..._timems_sum`, `..._timems_count`): the quotient of their rates is the mean. The
+times of requests (`TotalTimeMs`) are histograms, from which `histogram_quantile()` computes Kafka's percentiles. There
+is no sum over all topics beside the values by topic, because `sum()` would count it twice. Metrics that Kafka lacks
+begin with `minibroker_`.
 
 Rejected: prometheus_client's own Counter and Histogram objects, updated by requests (a lock and a dictionary look-up
 each); formatting in a thread (it races with the loop, and takes the interpreter lock from it for 5 ms at a time).
@@ -40,7 +41,7 @@ from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.metrics.connections import connection_metrics
 from minibroker.broker.metrics.groups import committed_offsets, group_metrics
 from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
-from minibroker.broker.network.metrics import ApiMetrics
+from minibroker.broker.network.metrics import ApiMetrics, Times
 from minibroker.broker.network.server import SocketServer
 from minibroker.broker.quotas.throttling import ClientQuotaManager
 from minibroker.broker.replication.manager import ReplicaManager
@@ -195,25 +196,25 @@ class _Field(NamedTuple):
     value: Callable[[Any], float]
 
 
-REQUEST_TIMES: tuple[tuple[str, str, Callable[[ApiMetrics], tuple[int, float]]], ...] = (
+REQUEST_TIMES: tuple[tuple[str, str, Callable[[ApiMetrics], tuple[list[int], float]]], ...] = (
     (
         "totaltimems",
-        "Milliseconds from a request's last byte to the writing of its answer",
-        lambda api: (api.answered, api.total_s + api.send_s),
+        "Milliseconds from a request's last byte to the writing of its answer; the buckets end with the answer",
+        lambda api: (api.total.counts, api.total.sum_s + api.send_s),
     ),
-    ("requestqueuetimems", "Milliseconds in the request queue", lambda api: (api.handled, api.request_queue_s)),
-    ("localtimems", "Milliseconds in the handler", lambda api: (api.handled, api.local_s)),
+    (
+        "requestqueuetimems",
+        "Milliseconds in the request queue",
+        lambda api: (api.request_queue.counts, api.request_queue.sum_s),
+    ),
+    ("localtimems", "Milliseconds in the handler", lambda api: (api.local.counts, api.local.sum_s)),
     (
         "remotetimems",
         "Milliseconds of waiting after the handler had returned, for followers or for data",
-        lambda api: (api.answered, api.remote_s),
-    ),
-    (
-        "responsesendtimems",
-        "Milliseconds from an answer until it was written to the socket",
-        lambda api: (api.answered, api.send_s),
+        lambda api: (api.remote.counts_of(api.answered), api.remote.sum_s),
     ),
 )
+REQUEST_BOUNDS_MS = (*(f"{bound_s * 1_000:g}" for bound_s in Times.BOUNDS_S), "+Inf")
 
 REQUEST_COUNTERS = (
     _Field("requests", "Requests answered", lambda api: api.answered),
@@ -351,11 +352,21 @@ class BrokerMetrics(Collector):
         yield error_metrics(counts.per_api.values(), self._replicas.appender.refusals)
         yield from _counters("minibroker_network_", UNAUTHORIZED, ["request"], apis)
         for name, documentation, times in REQUEST_TIMES:
-            family = SummaryMetricFamily(f"kafka_network_requestmetrics_{name}", documentation, labels=["request"])
+            histogram = HistogramMetricFamily(f"kafka_network_requestmetrics_{name}", documentation, labels=["request"])
             for labels, api in apis:
-                count, seconds = times(api)
-                family.add_metric(labels, count, seconds * 1_000)
-            yield family
+                by_bound, sum_s = times(api)
+                buckets = list(zip(REQUEST_BOUNDS_MS, accumulate(by_bound), strict=True))
+                # Most APIs have no requests: their buckets would be most of the page.
+                histogram.add_metric(labels, buckets if buckets[-1][1] else buckets[-1:], sum_s * 1_000)
+            yield histogram
+        sending = SummaryMetricFamily(
+            "kafka_network_requestmetrics_responsesendtimems",
+            "Milliseconds from an answer until it was written to the socket",
+            labels=["request"],
+        )
+        for labels, api in apis:
+            sending.add_metric(labels, api.answered, api.send_s * 1_000)
+        yield sending
         planes = [([plane.value], server.planes[plane]) for plane in Plane]
         for field in PLANE_GAUGES:
             yield from _gauges("kafka_", field, ["plane"], planes)

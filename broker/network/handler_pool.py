@@ -175,8 +175,8 @@ class RequestHandlerPool:
         of_api.handled += 1
         of_api.errors += failed
         of_api.request_bytes += request.size
-        of_api.request_queue_s += request.dequeued_at - request.received_at
-        of_api.local_s += now - request.dequeued_at
+        of_api.request_queue.add(request.dequeued_at - request.received_at)
+        of_api.local.add(now - request.dequeued_at)
         request.source.handled(wake=wake)
 
 

@@ -4,6 +4,7 @@ can cause as often as they like."""
 from __future__ import annotations
 
 import logging
+from bisect import bisect_left
 from collections import defaultdict
 
 from minibroker.protocol.apis import APIS
@@ -13,21 +14,42 @@ OTHER = ("other", "other")
 SUMMARY_INTERVAL_S = 1.0
 
 
+class Times:
+    """Durations in seconds, as a histogram. Percentiles follow from the counts, to within their bounds."""
+
+    BOUNDS_S = (0.0005, 0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0, 10.0)
+
+    __slots__ = ("counts", "sum_s")
+
+    def __init__(self) -> None:
+        self.counts = [0] * (len(self.BOUNDS_S) + 1)
+        """Durations by the smallest bound that they did not exceed; the last counter is for those beyond all bounds."""
+        self.sum_s = 0.0
+
+    def add(self, duration_s: float, bounds_s: tuple[float, ...] = BOUNDS_S) -> None:
+        self.sum_s += duration_s
+        self.counts[bisect_left(bounds_s, duration_s)] += 1
+
+    def counts_of(self, number: int) -> list[int]:
+        """Return the counts of so many durations, of which those that were not added are 0."""
+        return [number - sum(self.counts[1:]), *self.counts[1:]]
+
+
 class ApiMetrics:
-    """Sums over the requests of one API, in seconds (Kafka's RequestQueueTimeMs, LocalTimeMs, RemoteTimeMs,
+    """Sums and histograms over the requests of one API (Kafka's RequestQueueTimeMs, LocalTimeMs, RemoteTimeMs,
     ResponseSendTimeMs, TotalTimeMs)."""
 
     __slots__ = (
         "answered",
         "errors",
         "handled",
-        "local_s",
+        "local",
         "name",
-        "remote_s",
+        "remote",
         "request_bytes",
-        "request_queue_s",
+        "request_queue",
         "send_s",
-        "total_s",
+        "total",
         "unauthorized",
     )
 
@@ -42,16 +64,17 @@ class ApiMetrics:
         self.unauthorized = 0
         """Requests refused as a whole because the sender was not authorized."""
         self.request_bytes = 0
-        self.request_queue_s = 0.0
+        self.request_queue = Times()
         """From the arrival of the last byte until a handler took the request."""
-        self.local_s = 0.0
+        self.local = Times()
         """In the handler."""
-        self.remote_s = 0.0
-        """From the return of the handler until the request was answered."""
-        self.total_s = 0.0
+        self.remote = Times()
+        """From the return of the handler until the request was answered. Without those that were answered in it."""
+        self.total = Times()
         """From the arrival of the last byte until the request was answered."""
         self.send_s = 0.0
-        """From the answer until the transport accepted it. The time that a slow peer takes to read is not measured."""
+        """Seconds from the answer until the transport accepted it. The time that a slow peer takes to read is not
+        measured."""
 
 
 class ClientSoftware:

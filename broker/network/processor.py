@@ -372,9 +372,9 @@ class ServerConnection(asyncio.BufferedProtocol):
         self._unanswered_bytes -= request.size
         of_api = self._processor.metrics.per_api[request.api.key]
         of_api.answered += 1
-        of_api.total_s += request.sent_at - request.received_at
+        of_api.total.add(request.sent_at - request.received_at)
         if request.handled_at:
-            of_api.remote_s += request.sent_at - request.handled_at
+            of_api.remote.add(request.sent_at - request.handled_at)
         if self._order is not None:
             size = 0 if answer is None else sum(map(len, answer))
             for each in self._order.answered(request.place, (of_api, answer, request.sent_at), size):

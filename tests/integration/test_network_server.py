@@ -210,7 +210,7 @@ async def test_a_request_reaches_its_handler_with_its_context_and_its_answer_com
         assert 0 < request.received_at <= request.dequeued_at <= request.sent_at <= request.handled_at
         metrics = up.server.metrics.per_api[apis.METADATA.key]
         assert (metrics.name, metrics.handled, metrics.answered, metrics.errors) == ("Metadata", 1, 1, 0)
-        assert metrics.total_s > 0
+        assert metrics.total.sum_s > 0
         assert 0 < up.server.planes[Plane.DATA].pool.idle_ratio() <= 1
         connection.close()
         await connection.wait_closed()

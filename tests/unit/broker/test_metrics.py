@@ -30,11 +30,12 @@ from minibroker.broker.metrics.metrics import (
     CONTROLLER_STATES,
     PART_SAMPLES,
     PROBES_PER_WINDOW,
+    REQUEST_BOUNDS_MS,
     LoopLag,
     error_metrics,
     exposition,
 )
-from minibroker.broker.network.metrics import MAX_SOFTWARE, ApiMetrics
+from minibroker.broker.network.metrics import MAX_SOFTWARE, ApiMetrics, Times
 from minibroker.broker.settings.parsing import broker_config
 from minibroker.broker.settings.types import InvalidConfig
 from minibroker.client.admin import Admin
@@ -356,6 +357,14 @@ def test_refused_batches_are_counted_by_error_beside_failed_handlers() -> None:
     }
 
 
+def test_a_duration_is_counted_by_the_smallest_bound_that_it_does_not_exceed() -> None:
+    times = Times()
+    for duration_s in (0.0, 0.0005, 0.00051, 10.0, 11.0):
+        times.add(duration_s)
+    assert times.counts == [2, 1, *[0] * 11, 1, 1]
+    assert times.sum_s == pytest.approx(21.00101)
+
+
 def test_the_loop_gets_its_turn_whenever_a_slice_is_over() -> None:
     """Every part takes 0.6 ms here, so two of them are a slice."""
     time_s = 0.0
@@ -469,6 +478,14 @@ async def test_a_broker_counts_what_a_producer_and_a_consumer_send_and_read() ->
         sums = [value(leader, f"{requests}{phase}_sum", request="Produce") for phase in phases]
         assert sum(sums) == pytest.approx(value(leader, f"{requests}totaltimems_sum", request="Produce"))
         assert sums[2] > 0  # acks=all: a follower's fetch completed it
+        for phase in ("totaltimems", *phases[:3]):
+            buckets = [value(leader, f"{requests}{phase}_bucket", request="Produce", le=le) for le in REQUEST_BOUNDS_MS]
+            assert buckets == sorted(buckets)
+            assert buckets[-1] == value(leader, f"{requests}{phase}_count", request="Produce") == 10
+        unused = [
+            labels for name, labels in leader if name.endswith("_bucket") and ("request", "AlterConfigs") in labels
+        ]
+        assert unused == [frozenset({("request", "AlterConfigs"), ("le", "+Inf")})] * 4
         [controller] = cluster.active_controllers()
         for broker_id, page in enumerate(pages):
             active = int(broker_id == controller)
