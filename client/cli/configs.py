@@ -228,8 +228,12 @@ def _resource(topic: str | None, broker: int | None, broker_default: bool, logge
     return ConfigResource.of_all_brokers() if broker is None else ConfigResource.of_broker(broker)
 
 
+def _topics(resource: ConfigResource) -> list[str]:
+    return [resource.name] if resource.type is ResourceType.TOPIC else []
+
+
 async def _describe(bootstrap: str, resource: ConfigResource) -> dict[str, ConfigEntry]:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=_topics(resource)) as admin:
         try:
             return (await admin.describe_configs([resource], synonyms=True, documentation=True))[resource]
         except ConfigErrors as failed:
@@ -287,7 +291,7 @@ def _is_set_for(resource: ConfigResource, entry: ConfigEntry) -> bool:
 async def _alter(
     bootstrap: str, resource: ConfigResource, changes: list[ConfigChange], validate_only: bool
 ) -> Expected:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=_topics(resource)) as admin:
         before = Expected({})
         # A failure here does not matter: the change itself reports errors, and may be what makes a broker reachable.
         with suppress(TimeoutError, ConfigErrors, NetworkError, BrokerError):

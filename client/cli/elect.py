@@ -23,7 +23,7 @@ from minibroker.client.cli.terminal.output import (
     print_table,
     run,
 )
-from minibroker.client.cli.topics import checked_topic, described, open_admin
+from minibroker.client.cli.topics import checked_numbers, checked_topic, described, open_admin
 from minibroker.client.errors import PartitionErrors
 from minibroker.protocol.model import TopicPartition
 
@@ -68,8 +68,8 @@ def elect(
     partitions = None
     if topic is not None:
         checked_topic(topic)
-        numbers = partition or [one.partition for one in run(described(servers, topic)).partitions]
-        partitions = [TopicPartition(topic, number) for number in sorted(set(numbers))]
+        numbers = checked_numbers(run(described(servers, topic)), partition)
+        partitions = [TopicPartition(topic, number) for number in numbers]
     if unclean:
         where = "all partitions" if partitions is None else " ".join(map(str, partitions))
         confirm(

@@ -225,14 +225,14 @@ async def _list(bootstrap: str, states: list[str] | None) -> tuple[list[GroupLis
 
 
 async def _describe(bootstrap: str, group: str) -> GroupDetails:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, groups=[group]) as admin:
         return await details_of(admin, group)
 
 
 async def _watch(bootstrap: str, group: str, format: Format) -> None:
     """Raises the errors of the first look-up. Later errors are shown instead, since the cluster may come back."""
     on_terminal = sys.stdout.isatty() and format is Format.TABLE
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, groups=[group]) as admin:
         details, problem = await details_of(admin, group), ""
         with text_in_place() if on_terminal else nullcontext() as show:
             while True:
@@ -255,22 +255,24 @@ async def _plan(
     bootstrap: str, group: str, topics: list[str], numbers: list[int] | None, target: StartPosition | Shift
 ) -> list[Reset]:
     await _refuse_members(bootstrap, [group], may_be_new=True)
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=topics, groups=[group]) as admin:
         if topics:
             partitions = await named_partitions(admin, topics, numbers)
         else:
             partitions = list(await admin.list_group_offsets(group))
             if not partitions:
-                raise MinibrokerError(
+                nothing = MinibrokerError(
                     f"group {group} has committed nothing: see `minibroker groups list`, or name a topic with --topic"
                 )
+                await admin.suggest_groups(nothing)
+                raise nothing
         return await planned(admin, group, partitions, target)
 
 
 async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: bool = False) -> None:
     """Raise BrokerError if a group has members or does not exist. `groups` are the groups of one request."""
     others = ". Nothing was deleted" if len(groups) > 1 else ""
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, groups=groups) as admin:
         try:
             described = await admin.describe_groups(groups)
         except GroupErrors as failed:
@@ -293,7 +295,7 @@ async def _commit(bootstrap: str, group: str, plan: Sequence[Reset]) -> None:
 
 
 async def _remove(bootstrap: str, group: str, members: list[str] | None) -> list[str]:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, groups=[group]) as admin:
         return await admin.remove_group_members(group, members)
 
 

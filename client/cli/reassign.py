@@ -248,9 +248,9 @@ def cancel(
 # --- Requests ----------------------------------------------------------------------------------------------------
 
 
-async def _describe(bootstrap: str, topics: Iterable[str]) -> tuple[dict[str, TopicDescription], list[int]]:
+async def _describe(bootstrap: str, topics: Sequence[str]) -> tuple[dict[str, TopicDescription], list[int]]:
     """Return the topics, and the ids of the live brokers."""
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=topics) as admin:
         return await admin.describe_topics(topics), [b.id for b in (await admin.describe_cluster()).brokers]
 
 
@@ -267,7 +267,7 @@ async def _execute(
     bootstrap: str, wanted: Assignments, throttle: int | None, file: Path
 ) -> tuple[Assignments, PartitionErrors | None]:
     """Return the previous replicas, and the errors of partitions that failed."""
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=_topics(wanted)) as admin:
         before = await _current(admin, wanted)
         if throttle is not None and await throttling.begin(admin, before, wanted, throttle):
             verify = f"`minibroker reassign verify {shlex.quote(str(file))}`"
@@ -296,7 +296,7 @@ async def _list(bootstrap: str) -> tuple[Reassignments, dict[TopicPartition, Mov
 async def _look(
     bootstrap: str, wanted: Assignments, preserve_throttles: bool
 ) -> tuple[Assignments, Reassignments, dict[TopicPartition, Movement]]:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=_topics(wanted)) as admin:
         under_way = await admin.list_partition_reassignments(wanted)
         moved = await _movements(admin, under_way)
         if not under_way and not preserve_throttles:
@@ -320,6 +320,10 @@ async def _movements(admin: Admin, under_way: Reassignments) -> dict[TopicPartit
     except BrokersFailed as failed:
         sizes = sizes_of(failed.results)
     return {p: movement(p, one, leaders.get(p), sizes) for p, one in under_way.items()}
+
+
+def _topics(wanted: Assignments) -> list[str]:
+    return sorted({partition.topic for partition in wanted})
 
 
 async def _current(admin: Admin, wanted: Assignments) -> dict[TopicPartition, tuple[int, ...]]:

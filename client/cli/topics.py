@@ -4,16 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import sys
+from collections.abc import Sequence
 from typing import Annotated
 
 import typer
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli.similar_names import CommandAdmin, Names
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
-    API_TIMEOUT_MS,
     DEFAULT_DATA,
     BootstrapOption,
     DataOption,
@@ -51,13 +52,21 @@ def checked_topic(name: str) -> str:
     return name
 
 
-def open_admin(bootstrap: str) -> Admin:
-    return Admin(bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS, **security.chosen())
+def open_admin(
+    bootstrap: str,
+    *,
+    topics: Sequence[str] | None = None,
+    groups: Sequence[str] = (),
+    transactional_ids: Sequence[str] = (),
+    users: Sequence[str] = (),
+) -> CommandAdmin:
+    """`topics`, `groups`, `transactional_ids`, `users`: the names of the command line, see `CommandAdmin`."""
+    return CommandAdmin(bootstrap, Names(topics or (), groups, transactional_ids, users))
 
 
 async def described(bootstrap: str, topic: str, operation: AclOperation = AclOperation.DESCRIBE) -> TopicDescription:
     """As `describe_for`, with an admin client of its own."""
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=[topic]) as admin:
         return await describe_for(admin, topic, operation)
 
 
@@ -305,12 +314,18 @@ async def named_partitions(admin: Admin, topics: list[str] | None, numbers: list
     """Return the partitions with these numbers, or all, of each topic, or of all. Raises BrokerError, TopicErrors."""
     partitions = []
     for name, topic in (await admin.describe_topics(topics)).items():
-        known = [each.partition for each in topic.partitions]
-        for number in sorted(set(numbers or known)):
-            if number not in known:
-                raise no_such_partition(TopicPartition(name, number), len(known))
-            partitions.append(TopicPartition(name, number))
+        partitions += [TopicPartition(name, number) for number in checked_numbers(topic, numbers)]
     return partitions
+
+
+def checked_numbers(topic: TopicDescription, numbers: Sequence[int] | None) -> list[int]:
+    """Return these numbers of partitions, or all, sorted. Raises BrokerError for one that the topic does not have."""
+    known = [each.partition for each in topic.partitions]
+    wanted = sorted(set(numbers or known))
+    for number in wanted:
+        if number not in known:
+            raise no_such_partition(TopicPartition(topic.name, number), len(known))
+    return wanted
 
 
 async def _create(
@@ -322,7 +337,7 @@ async def _create(
 
 
 async def _alter(bootstrap: str, name: str, partitions: int) -> TopicDescription:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=[name]) as admin:
         await admin.create_partitions(name, partitions)
         return await admin.describe_topic(name)
 
@@ -346,7 +361,7 @@ async def _describe_all(bootstrap: str) -> list[TopicDescription]:
 
 
 async def _delete(bootstrap: str, name: str) -> None:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=[name]) as admin:
         await admin.delete_topic(name)
 
 

@@ -276,7 +276,7 @@ async def _list(
 
 
 async def _describe(bootstrap: str, transactional_id: str) -> TransactionDescription:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, transactional_ids=[transactional_id]) as admin:
         try:
             return (await admin.describe_transactions([transactional_id]))[transactional_id]
         except TransactionalIdErrors as failed:
@@ -284,7 +284,7 @@ async def _describe(bootstrap: str, transactional_id: str) -> TransactionDescrip
 
 
 async def _fence(bootstrap: str, transactional_id: str) -> None:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, transactional_ids=[transactional_id]) as admin:
         try:
             await admin.fence_producers([transactional_id])
         except TransactionalIdErrors as failed:
@@ -293,7 +293,7 @@ async def _fence(bootstrap: str, transactional_id: str) -> None:
 
 async def _hanging_producer(bootstrap: str, partition: TopicPartition, start_offset: int) -> ProducerState:
     """Return the producer whose transaction hangs there. Raises MinibrokerError."""
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=[partition.topic]) as admin:
         producers = await _producers(admin, partition)
         for producer in producers:
             if producer.current_txn_start_offset == start_offset:
@@ -315,7 +315,7 @@ async def _producers(admin: Admin, partition: TopicPartition) -> tuple[ProducerS
 
 
 async def _abort(bootstrap: str, partition: TopicPartition, start_offset: int, producer: ProducerState) -> None:
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=[partition.topic]) as admin:
         await admin.abort_transaction(
             partition,
             producer_id=producer.producer_id,
@@ -329,7 +329,7 @@ async def _find_hanging(
     bootstrap: str, topics: list[str], numbers: list[int] | None, older_than_ms: int | None
 ) -> tuple[list[OpenTransaction], ProducerErrors | None]:
     """Return the hanging transactions, and the errors of partitions whose leader does not answer."""
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=topics) as admin:
         partitions = await named_partitions(admin, topics or None, numbers)
         if older_than_ms is None:
             older_than_ms = await longest_timeout_ms(admin) + GRACE_MS

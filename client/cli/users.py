@@ -116,7 +116,7 @@ def alter(
     changes += [UserScramCredentialDeletion(user, _MECHANISMS[name]) for name in to_delete]
 
     async def write() -> None:
-        async with open_admin(bootstrap) as admin:
+        async with open_admin(bootstrap, users=[user]) as admin:
             try:
                 await admin.alter_user_scram_credentials(changes)
             except UserErrors as failed:

@@ -79,7 +79,7 @@ def _result(state: ClusterState, topic: str, topic_id: str, problem: str | None)
             topic,
             "",
             ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-            f"there is no topic {topic[:80]!r}, so it cannot be deleted: see the list of topics for its name",
+            f"there is no topic {topic[:80]!r}, so it cannot be deleted: `minibroker topics list` has the names",
         )
     known = state.topic_ids[topic]
     if is_meant(state, topic, topic_id):

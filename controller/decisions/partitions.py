@@ -90,7 +90,7 @@ def validate(
             if request.name not in state.topic_ids:
                 raise Refused(
                     ErrorCode.UNKNOWN_TOPIC_OR_PARTITION,
-                    f"there is no topic {request.name[:80]!r}: see the list of topics for its name",
+                    f"there is no topic {request.name[:80]!r}: `minibroker topics list` has the names",
                 )
             if znode is None or znode.topic_id != state.topic_ids[request.name]:
                 raise Refused(

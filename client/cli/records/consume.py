@@ -33,9 +33,9 @@ from minibroker.client.cli.terminal.start_position import (
     StartPosition,
     parse_start_position,
 )
-from minibroker.client.cli.topics import checked_topic, describe_for, open_admin
+from minibroker.client.cli.topics import checked_numbers, checked_topic, describe_for, open_admin
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import ApiTimedOut, CorruptBatch, no_such_partition
+from minibroker.client.errors import ApiTimedOut, CorruptBatch
 from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.settings import IsolationLevel
 from minibroker.protocol.acls import AclOperation
@@ -236,14 +236,10 @@ async def _partitions(
 ) -> list[TopicPartition]:
     """Return the requested partitions of each topic, or all. Raises BrokerError for a partition that does not exist."""
     partitions: list[TopicPartition] = []
-    async with open_admin(bootstrap) as admin:
+    async with open_admin(bootstrap, topics=topics) as admin:
         for topic in topics:
             description = await describe_for(admin, topic, AclOperation.READ, group)
-            known = [partition.partition for partition in description.partitions]
-            for number in numbers or known:
-                if number not in known:
-                    raise no_such_partition(TopicPartition(topic, number), len(known))
-                partitions.append(TopicPartition(topic, number))
+            partitions += [TopicPartition(topic, number) for number in checked_numbers(description, numbers)]
     return partitions
 
 

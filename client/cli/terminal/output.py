@@ -30,7 +30,7 @@ from minibroker.client.cli.terminal.hints import comes_from, pastable
 from minibroker.client.cli.terminal.plain_help import HELP_OPTIONS, make_plain, plain_error
 from minibroker.client.errors import AuthenticationFailed, DeliveryFailed, InvalidSetting, PartialFailure
 from minibroker.protocol.connections.rpc import RequestTimedOut
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError, NetworkError, as_sentence
 from minibroker.protocol.words import printable
 
 T = TypeVar("T")
@@ -381,6 +381,8 @@ def explain(error: Exception) -> tuple[int, str]:
     text = str(error) if given is None else f"{given}: without it, {error}"
     if isinstance(error, AuthenticationFailed):
         text += security.after_refusal()
+    if notes := getattr(error, "__notes__", ()):
+        text = " ".join([as_sentence(text), *notes])
     return _exit_code(error), f"error: {_one_line(text)}"
 
 

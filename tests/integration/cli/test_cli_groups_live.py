@@ -74,6 +74,14 @@ def test_a_group_resumes_at_its_commits_and_an_operator_describes_resets_and_del
     assert lines[0][:3] == ["group", "billing:", "Empty,"]
     assert lines[-2:] == [["orders", "0", "5", "5", "0", "-"], ["orders", "1", "5", "7", "2", "-"]]
 
+    misspelled = (
+        ("describe", "biling"),
+        ("delete", "biling", "--yes"),
+        ("remove-members", "biling", "--all"),
+        ("reset-offsets", "biling", "--all", "--to", "earliest"),
+    )
+    for arguments in misspelled:
+        assert "Did you mean 'billing'?" in minibroker.refused(1, "groups", *arguments)
     reset = ("groups", "reset-offsets", "billing", "--topic", "orders")
     plan = [line.split() for line in minibroker.ok(*reset, "--to", "-1", "--dry-run").splitlines()[1:]]
     assert plan == [["orders", "0", "5", "4", "1"], ["orders", "1", "5", "6", "1"]]

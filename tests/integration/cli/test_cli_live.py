@@ -443,6 +443,19 @@ def test_commands_that_talk_to_brokers_need_no_standard_streams(
                 (["topics", "describe", "nosuch"], "minibroker topics create"),
                 (["topics", "delete", "nosuch", "--yes"], "minibroker topics list"),
                 (["topics", "delete-records", "nosuch", "--before", "end", "--yes"], "minibroker topics list"),
+                *(
+                    ([*command, "numbres"], "Did you mean 'numbers'?")
+                    for command in (
+                        ["topics", "describe"],
+                        ["topics", "alter", "--partitions", "9"],
+                        ["configs", "alter", "--set", "retention.ms=1", "--topic"],
+                        ["consume", "--group", "g"],
+                        ["elect", "--preferred", "--topic"],
+                        ["reassign", "generate", "--brokers", "1", "--topic"],
+                        ["transactions", "find-hanging", "--topic"],
+                    )
+                ),
+                (["elect", "--preferred", "--topic", "numbers", "-p", "7"], "its partitions are 0 to 0"),
                 (["consume", "numbers", "--from", "11"], "the log of numbers-0 begins at 0 and ends at 10"),
                 (["topics", "create", "wide", "--replication-factor", "4"], "the number of live brokers (1, 2, 3)"),
                 (["stop", "leader:nosuch-0"], "no broker knows a partition nosuch-0"),

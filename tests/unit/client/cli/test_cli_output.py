@@ -6,6 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
+from minibroker.client.cli.similar_names import suggest
 from minibroker.client.cli.terminal import output
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
@@ -178,3 +179,22 @@ def test_a_setting_that_is_given_twice_is_refused_with_both_values() -> None:
     assert output.settings_of("--config", ["a=1", "b=x=y"], "a=1") == {"a": "1", "b": "x=y"}
     with pytest.raises(UsageError, match="--config gives a as '1' and as '2': give it once"):
         output.settings_of("--config", ["a=1", "a=2"], "a=1")
+
+
+@pytest.mark.parametrize(
+    ("typed", "known", "expected"),
+    [
+        (["ordes"], ["orders", "stock"], "error: unknown. Did you mean 'orders'?"),
+        (["ordes", "stokc"], ["orders", "stock"], "error: unknown. Did you mean 'orders' or 'stock'?"),
+        (["orders"], ["orders", "orders-2"], "error: unknown"),
+        (["ordes"], ["stock"], "error: unknown"),
+        (["a\x1b[1mb"], ["a\x1b[1mbc"], r"error: unknown. Did you mean 'a\x1b[1mbc'?"),
+        (["x" * 30_000], ["x" * 29_999], "error: unknown"),
+    ],
+)
+def test_an_error_about_an_unknown_name_ends_with_the_similar_ones(
+    typed: list[str], known: list[str], expected: str
+) -> None:
+    error = MinibrokerError("unknown")
+    suggest(error, typed, known)
+    assert explain(error) == (1, expected)

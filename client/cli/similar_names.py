@@ -1,0 +1,84 @@
+"""An admin client of a command, which adds similar names to an error about a name that does not exist."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable, Sequence
+from contextlib import suppress
+from difflib import get_close_matches
+from types import TracebackType
+from typing import NamedTuple
+
+from minibroker.client.admin import Admin
+from minibroker.client.cli.terminal import security
+from minibroker.client.cli.terminal.output import API_TIMEOUT_MS, LOOK_S
+from minibroker.client.errors import PartialFailure
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+
+_MOST_SHOWN = 3
+_LONGEST_COMPARED = 300
+"""Characters of a name. To compare two names takes a time that grows with the product of their lengths."""
+
+
+class Names(NamedTuple):
+    """The names that a command line has."""
+
+    topics: Sequence[str] = ()
+    groups: Sequence[str] = ()
+    transactional_ids: Sequence[str] = ()
+    users: Sequence[str] = ()
+
+
+class CommandAdmin(Admin):
+    """`typed`: the names of the command line. An error inside `async with` that one of them does not exist gets a note
+    with similar names that exist, which `run_app` prints."""
+
+    def __init__(self, bootstrap: str, typed: Names) -> None:
+        super().__init__(
+            bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS, **security.chosen()
+        )
+        self._typed = typed
+
+    async def __aexit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
+    ) -> None:
+        if isinstance(error, MinibrokerError):
+            with suppress(TimeoutError, MinibrokerError):  # the error itself matters more
+                async with asyncio.timeout(LOOK_S):
+                    await self._look_for_similar(error)
+        await super().__aexit__(kind, error, traceback)
+
+    async def _look_for_similar(self, error: MinibrokerError) -> None:
+        codes = _codes_of(error)
+        if ErrorCode.UNKNOWN_TOPIC_OR_PARTITION in codes and self._typed.topics:
+            suggest(error, self._typed.topics, await self.list_topics(internal=True))
+        if ErrorCode.GROUP_ID_NOT_FOUND in codes and self._typed.groups:
+            await self.suggest_groups(error)
+        if ErrorCode.TRANSACTIONAL_ID_NOT_FOUND in codes and self._typed.transactional_ids:
+            known = await self.list_transactions()
+            suggest(error, self._typed.transactional_ids, (each.transactional_id for each in known))
+        if ErrorCode.RESOURCE_NOT_FOUND in codes and self._typed.users:
+            suggest(error, self._typed.users, await self.describe_user_scram_credentials())
+
+    async def suggest_groups(self, error: MinibrokerError) -> None:
+        """Add the groups whose names are similar to those of the command line."""
+        suggest(error, self._typed.groups, (each.group for each in await self.list_groups()))
+
+
+def suggest(error: Exception, typed: Iterable[str], known: Iterable[str]) -> None:
+    """Add a note with the known names that are similar to typed ones, if a typed one is unknown."""
+    known = {name for name in known if len(name) <= _LONGEST_COMPARED}
+    unknown = [name for name in typed if name not in known and len(name) <= _LONGEST_COMPARED]
+    similar = {close: None for name in unknown for close in get_close_matches(name, sorted(known), _MOST_SHOWN)}
+    if similar:
+        error.add_note(f"Did you mean {' or '.join(repr(name) for name in similar)}?")
+
+
+def _codes_of(error: Exception) -> set[ErrorCode]:
+    match error:
+        case BrokerError(code=code):
+            return {code}
+        case PartialFailure(errors=errors):
+            return set().union(*map(_codes_of, errors.values()))
+        case _:
+            return set()
