@@ -13,6 +13,7 @@ import msgspec
 
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.schema import (
+    accepts,
     as_texts,
     documentation,
     integer_names,
@@ -22,6 +23,7 @@ from minibroker.broker.settings.schema import (
 )
 from minibroker.broker.settings.topic_config import SYNONYMS, TopicConfig
 from minibroker.broker.settings.types import SHORT_NUMBER, InvalidConfig, compaction_lags_problem
+from minibroker.broker.settings.units import converted, unit_of
 from minibroker.protocol.credential_names import of_all_listeners
 from minibroker.protocol.model import WITHOUT_EFFECT
 from minibroker.protocol.records import MAX_BATCH_BYTES
@@ -37,7 +39,11 @@ def _convert(values: Mapping[str, str], schema: type[Config], what: str) -> Conf
         # msgspec also accepts 1e6 and 1.0.
         value = values.get(name)
         if value is not None and not _INTEGER.fullmatch(value):
-            raise InvalidConfig(f"{what} setting {name}={_shown(value)}: give {rule_of(schema, name)}")
+            numbers = [
+                f"{text} is {number}" for text, number in converted(name, value) if accepts(schema, name, number)
+            ]
+            rule = "; ".join([rule_of(schema, name), *numbers])
+            raise InvalidConfig(f"{what} setting {name}={_shown(value)}: give {rule}")
     try:
         return msgspec.convert(values, schema, strict=False)
     except msgspec.ValidationError as error:
@@ -119,7 +125,8 @@ def _milliseconds(name: str, value: str) -> int:
     unit = _COARSER_UNITS[name]
     number = int(value) if _INTEGER.fullmatch(value) and len(value) <= 11 else None
     if number is None or not unit.least <= number < 2**31:
-        rule = f"a whole number from {unit.least} to {2**31 - 1}"
+        numbers = [f"{text} is {number}" for text, number in converted(name, value) if unit.least <= number < 2**31]
+        rule = "; ".join([f"a whole number from {unit.least} to {2**31 - 1}, in {unit_of(name)}", *numbers])
         raise InvalidConfig(f"broker setting {name}={_shown(value)}: give {rule}")
     return number * unit.ms if number > 0 else number
 

@@ -9,6 +9,7 @@ from typing import Any
 import msgspec
 
 from minibroker.broker.settings.types import UNBOUNDED, kafka_name
+from minibroker.broker.settings.units import unit_of
 from minibroker.protocol.model import ConfigType
 
 LISTS = frozenset(
@@ -56,12 +57,14 @@ def _choices(kind: Any) -> tuple[msgspec.inspect.Type, ...]:
 
 def rule_of(schema: type[msgspec.Struct], name: str) -> str:
     """Return the values that a setting accepts, in words."""
+    unit = unit_of(name)
+    of_unit = "" if unit is None else f", in {unit}"
     for choice in _choices(next(f.type for f in fields(schema) if f.encode_name == name)):
         match choice:
             case msgspec.inspect.IntType(ge=least, le=most) if most == UNBOUNDED:
-                return f"a whole number, {least} or more"
+                return f"a whole number, {least} or more{of_unit}"
             case msgspec.inspect.IntType(ge=least, le=most):
-                return f"a whole number from {least} to {most}"
+                return f"a whole number from {least} to {most}{of_unit}"
             case msgspec.inspect.LiteralType(values=values):
                 return " or ".join(map(str, values))
             case msgspec.inspect.FloatType(ge=least, le=None):
@@ -73,6 +76,15 @@ def rule_of(schema: type[msgspec.Struct], name: str) -> str:
             case msgspec.inspect.Metadata(extra_json_schema={"description": str(rule)}):
                 return rule
     return "any text"
+
+
+def accepts(schema: type[msgspec.Struct], name: str, number: int) -> bool:
+    """Return whether a number is within the bounds of a setting that is a whole number."""
+    try:
+        msgspec.convert(number, next(f.type for f in fields(schema) if f.encode_name == name))
+    except msgspec.ValidationError:
+        return False
+    return True
 
 
 @functools.cache

@@ -186,7 +186,10 @@ def test_no_setting_allows_batches_that_readers_refuse() -> None:
     at_most = {"max.message.bytes": str(MAX_BATCH_BYTES)}
     assert topic_config_problem(at_most, broker) is None
     problem = str(topic_config_problem({"max.message.bytes": str(MAX_BATCH_BYTES + 1)}, broker))
-    assert problem == f"topic setting max.message.bytes='67108926': give a whole number from 1 to {MAX_BATCH_BYTES}"
+    assert (
+        problem
+        == f"topic setting max.message.bytes='67108926': give a whole number from 1 to {MAX_BATCH_BYTES}, in bytes"
+    )
     with pytest.raises(InvalidConfig, match="from 1 to 67108925"):
         with_dynamic(broker, {"message.max.bytes": "67108926"})
 
@@ -205,6 +208,36 @@ def test_a_topic_cannot_keep_records_from_compaction_for_longer_than_they_may_wa
         broker_config(
             {**REQUIRED, "log.cleaner.max.compaction.lag.ms": "1500", "log.cleaner.min.compaction.lag.ms": "1501"}
         )
+
+
+@pytest.mark.parametrize(
+    ("name", "text", "rule"),
+    [
+        ("log.retention.ms", "1d", "a whole number, -1 or more, in milliseconds; 1d is 86400000"),
+        ("log.retention.ms", "1.5 hours", "a whole number, -1 or more, in milliseconds; 1.5hours is 5400000"),
+        ("log.retention.ms", "1 parsec", "a whole number, -1 or more, in milliseconds"),
+        ("log.retention.ms", "0.1ms", "a whole number, -1 or more, in milliseconds"),
+        ("log.flush.interval.ms", "10M", "a whole number, 0 or more, in milliseconds; 10M is 600000"),
+        (
+            "fetch.max.bytes",
+            "1GB",
+            f"a whole number from 1 to {2**31 - 1}, in bytes; 1GB is 1000000000; 1GiB is {2**30}",
+        ),
+        ("fetch.max.bytes", "64MiB", f"a whole number from 1 to {2**31 - 1}, in bytes; 64MiB is {64 * 2**20}"),
+        ("log.segment.bytes", "10b", f"a whole number from 14 to {2**31 - 1}, in bytes"),  # 10 is refused as well
+        ("log.cleaner.io.buffer.size", "512k", "in bytes; 512KB is 512000; 512KiB is 524288"),
+        ("quota.window.size.seconds", "1m", "a whole number from 1 to 3600, in seconds; 1m is 60"),
+        ("quota.window.size.seconds", "2h", "a whole number from 1 to 3600, in seconds"),
+        ("offsets.retention.minutes", "7d", f"a whole number from 1 to {2**31 - 1}, in minutes; 7d is 10080"),
+        ("log.retention.hours", "7d", f"a whole number from -1 to {2**31 - 1}, in hours; 7d is 168"),
+        ("num.io.threads", "4h", "a whole number from 1 to 1000"),
+    ],
+)
+def test_a_value_with_a_unit_is_refused_with_the_number_to_write(name: str, text: str, rule: str) -> None:
+    with pytest.raises(InvalidConfig) as refused:
+        broker_config({**REQUIRED, name: text})
+    assert str(refused.value).endswith(rule)
+    assert str(refused.value).startswith(f"broker setting {name}='{text}': give a whole number")
 
 
 @pytest.mark.parametrize("text", ["1e6", "1.0", "1_000", "1 0", ""])
