@@ -185,7 +185,9 @@ class Status(msgspec.Struct, frozen=True):
                     "the broker"
                 )
         if self.is_unknown:
-            found.append("no broker that knows the controller and the partitions answers: see `minibroker logs all`")
+            runs = not self.brokers or any(broker.alive and not broker.paused for broker in self.brokers)
+            remedy = "see `minibroker logs all`" if runs else self._remedy([broker.id for broker in self.brokers])
+            found.append(f"no broker that knows the controller and the partitions answers: {remedy}")
         elif self.controller.id is None:
             found.append("no broker that answers knows a controller: see `minibroker logs all`")
         if self.offline_partitions:
@@ -221,7 +223,10 @@ class Status(msgspec.Struct, frozen=True):
         known = {broker.id: broker for broker in self.brokers}
         here = [known[broker] for broker in sorted(needed) if broker in known]
         elsewhere = [broker for broker in sorted(needed) if broker not in known]
-        remedies = ["`minibroker heal` (faults are injected)"] if self.faults else []
+        # Faults of any broker may keep a running one out; one that is down or paused is out for that.
+        may_be_faults = any(broker.id in self.faults or (broker.alive and not broker.paused) for broker in here)
+        may_be_faults = bool(self.faults) and (may_be_faults or not needed)
+        remedies = ["`minibroker heal` (faults are injected)"] if may_be_faults else []
         has_failed_disk = any(broker.offline_log_dirs and broker.id not in self.faults for broker in here)
         if has_failed_disk:
             remedies.append("repair the disks of the log directories")

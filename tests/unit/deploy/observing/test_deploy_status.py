@@ -282,6 +282,11 @@ def test_without_an_answer_from_any_broker_the_cluster_is_not_healthy() -> None:
     assert status.problems() == [
         "no broker that knows the controller and the partitions answers: see `minibroker logs all`"
     ]
+    out = {1: ProcessState.PAUSED, 2: ProcessState.GONE, 3: ProcessState.GONE}
+    assert status_of_processes(CLUSTER, out, ProcessState.RUNNING, merge([])).problems()[-1] == (
+        "no broker that knows the controller and the partitions answers: `minibroker resume 1`, `minibroker start 2` "
+        "and `minibroker start 3`"
+    )
 
 
 def test_a_few_partitions_are_named_and_the_rest_is_counted_by_topic() -> None:
@@ -429,6 +434,8 @@ def test_a_paused_broker_without_a_missing_replica_is_not_resumed_for_it() -> No
     view = merge([answer(brokers=(1, 2), partitions={0: (1, 1, [1, 2])})])
     problems = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view).problems()
     assert problems[-1] == "orders-0 with replicas missing from the ISR: `minibroker start 3`, then wait"
+    skewed = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view, faults={1: ["its clock is ahead"]})
+    assert skewed.problems()[-1] == problems[-1], "the faults of broker 1 do not keep broker 3 out"
     waits = view._replace(stalls={TopicPartition("orders", 0): [2]})
     stalled = status_of_processes(CLUSTER, states, ProcessState.RUNNING, waits).problems()[-1]
     assert stalled.endswith("(replica.lag.time.max.ms); `minibroker resume 2`")
