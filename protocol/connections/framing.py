@@ -111,28 +111,22 @@ class FrameReader:
             (length,) = _LENGTH.unpack_from(view, start)
             if length < 0:
                 raise FrameTooLarge(f"a frame announced a length of {length}; lengths are not negative", frames)
-            if length <= _SMALL - 4:
-                if end - start - 4 < length:
-                    break
-                if len(frames) == most:
-                    self.has_more = True
-                    break
-                frames.append(bytes(view[start + 4 : start + 4 + length]))
-                start += 4 + length
-                continue
-            if end - start < 12:
+            is_large = length > _SMALL - 4
+            if is_large and end - start < 12:
                 break
-            if end - start - 4 >= length:  # the buffer has been enlarged
-                if len(frames) == most:
-                    self.has_more = True
+            if end - start - 4 < length:
+                if not is_large:
                     break
+                self._begin_large(length, start + 4, end, frames)
+                self._start = self._end = 0
+                return frames
+            if len(frames) == most:
+                self.has_more = True
+                break
+            if is_large:  # the buffer has been enlarged
                 self._check(length, start + 4, frames)
-                frames.append(bytes(view[start + 4 : start + 4 + length]))
-                start += 4 + length
-                continue
-            self._begin_large(length, start + 4, end, frames)
-            self._start = self._end = 0
-            return frames
+            frames.append(bytes(view[start + 4 : start + 4 + length]))
+            start += 4 + length
         self._start = start
         if start and (end == len(self._small) or not self.has_more):
             self._make_room()
