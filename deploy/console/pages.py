@@ -32,6 +32,7 @@ from minibroker.deploy.console.views import (
     overview,
     page_of,
 )
+from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
 from minibroker.deploy.observing.status import Status
 from minibroker.deploy.observing.status_screen import fault_lines, problem_lines
 from minibroker.protocol.words import counted, in_bytes, listed
@@ -202,14 +203,13 @@ def session_words(broker: BrokerView) -> Content:
         if session.answered_at_ms is None:
             return "none"
         return f"over; last answer at {time_of_day(session.answered_at_ms)}"
-    if broker.state == "alive" or session.unanswered_for_s is None:
-        return "registered" if session.timeout_s is None else f"registered, timeout {session.timeout_s:g} s"
+    if broker.state in ("alive", "slow") or session.unanswered_for_s is None:
+        late = f"; it answers, but not within {SLOW_AFTER_S:g} s" if broker.state == "slow" else ""
+        return ("registered" if session.timeout_s is None else f"registered, timeout {session.timeout_s:g} s") + late
     if session.answered_ago_s is None:
         words = ["no answer for at least ", _passing(session.unanswered_for_s, 1)]
     else:
         words = ["last heard ", _passing(session.answered_ago_s, 1), " ago"]
-    if broker.state == "slow":
-        return [*words, "; it answers `minibroker status`, which waits longer"]
     if session.ends_in_s is None:
         return [*words, "; its timeout is not known"]
     if session.ends_in_s < -OVERDUE_S:
@@ -225,7 +225,7 @@ def _passing(seconds: float, per_second: int) -> Content:
 
 
 def _legend_of(brokers: Sequence[BrokerView]) -> Markup | None:
-    return _SESSION_LEGEND if any(broker.state in UNCERTAIN for broker in brokers) else None
+    return _SESSION_LEGEND if any(broker.state in ("silent", "paused") for broker in brokers) else None
 
 
 _SESSION_LEGEND = element(

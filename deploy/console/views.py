@@ -47,9 +47,9 @@ class BrokerView(NamedTuple):
     address: str
     """Empty: it is not alive, so nobody knows."""
     state: str
-    """"alive", "silent" (registered, but it does not answer), "slow" (as silent, but `minibroker status` has its
-    answer), "paused" (its process is), "out" (its process runs on this machine, but it is not registered) or
-    "dead"."""
+    """"alive", "silent" (registered, but it does not answer), "slow" (as silent, but `minibroker status`, which waits
+    longer, had its answer), "paused" (its process is), "out" (its process runs on this machine, but it is not
+    registered) or "dead"."""
     is_controller: bool
     leads: int
     in_sync: int
@@ -127,15 +127,11 @@ class _Seen(NamedTuple):
 
 def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
     registered = {broker.id for broker in state.description.brokers}
-    answering = {
-        each.id
-        for each in (() if health is None else health.brokers)
-        if each.alive and not each.silent and not each.paused
-    }
+    slow = {each.id for each in (() if health is None else health.brokers) if each.slow_answer_s is not None}
     ids = broker_ids(state)
     return _Seen(
         state,
-        {id: _state_of(state, id, id in registered, id in answering) for id in ids},
+        {id: _state_of(state, id, id in registered, id in slow) for id in ids},
         {} if health is None else health.stalled_partitions or {},
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
     )
@@ -280,14 +276,14 @@ def page_of(items: Sequence[T], page: int, size: int) -> tuple[int, int, Sequenc
     return page, pages, items[(page - 1) * size : page * size]
 
 
-def _state_of(state: ClusterState, broker_id: int, is_registered: bool, answers_status: bool) -> str:
+def _state_of(state: ClusterState, broker_id: int, is_registered: bool, is_slow: bool) -> str:
     if broker_id in state.paused:
         return "paused"
     if not is_registered:
         return "out" if broker_id in state.running else "dead"
     if broker_id in state.behind:
         return "alive"
-    return "slow" if answers_status else "silent"
+    return "slow" if is_slow else "silent"
 
 
 def _brokers(seen: _Seen) -> Iterator[BrokerView]:
