@@ -33,6 +33,13 @@ _OPTIONS = {
 }
 
 
+_ON_TOPICS = {
+    AclResourceType.GROUP: "; a consumer also needs Read on its topics, and `--consumer` gives it both",
+    AclResourceType.TRANSACTIONAL_ID: "; a producer also needs Write on its topics, and `--producer` gives it both",
+}
+"""The rights beside those on a coordinated resource that are refused next. The coordinator does not know the topics."""
+
+
 class Known(Protocol):
     """What the broker knows of the cluster's topics."""
 
@@ -104,7 +111,8 @@ class Inquiry:
         more = f" and {others} more" if others else ""
         note = ""
         if advised is not None:
-            note = f" (to look at it, {operation.shown} is enough)"
+            topics = _ON_TOPICS.get(kind, "")
+            note = f" (to look at it, {operation.shown} is enough{topics})"
         elif operation is AclOperation.DESCRIBE and kind is AclResourceType.TOPIC:
             note = " (Read and Write include it)"
         text = (

@@ -23,8 +23,9 @@ from minibroker.client.cli.terminal.output import (
     print_table,
     run,
 )
-from minibroker.client.cli.topics import checked_numbers, checked_topic, described, open_admin
+from minibroker.client.cli.topics import checked_numbers, checked_topic, described, open_admin, topic_options
 from minibroker.client.errors import PartitionErrors
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.model import TopicPartition
 
 
@@ -68,7 +69,8 @@ def elect(
     partitions = None
     if topic is not None:
         checked_topic(topic)
-        numbers = checked_numbers(run(described(servers, topic)), partition)
+        needs = [topic_options([topic], AclOperation.DESCRIBE), "--operation Alter --cluster"]
+        numbers = checked_numbers(run(described(servers, topic, needs=needs)), partition)
         partitions = [TopicPartition(topic, number) for number in numbers]
     if unclean:
         where = "all partitions" if partitions is None else " ".join(map(str, partitions))

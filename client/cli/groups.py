@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from contextlib import nullcontext, suppress
 from typing import Annotated
 
@@ -13,6 +14,7 @@ import typer
 from minibroker.client.administering.groups import GROUP_STATES, GroupErrors, GroupListing, MemberDescription, named
 from minibroker.client.cli.group_details import GroupDetails, details_of
 from minibroker.client.cli.group_resets import Reset, Shift, planned
+from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.live import text_in_place
 from minibroker.client.cli.terminal.output import (
@@ -176,10 +178,11 @@ def delete(
     """Delete groups without members, with all their committed offsets."""
     names = [_checked_group(group) for group in dict.fromkeys(groups)]
     servers = bootstrap_servers(bootstrap, data)
-    run(_refuse_members(servers, names))
+    needs = f"--operation Delete {' '.join(f'--group {shlex.quote(name)}' for name in names)}"
+    run(_refuse_members(servers, names, [needs]))
     noun = "group" if len(names) == 1 else "groups"
     confirm(f"Delete the {noun} {', '.join(names)} with all committed offsets?", yes)
-    failed = run(_delete(servers, names))
+    failed = run(_delete(servers, names, needs))
     deleted = [name for name in names if failed is None or name not in failed.errors]
     if format is Format.JSON and deleted:
         print_json({"deleted": deleted})
@@ -254,25 +257,37 @@ async def _watch(bootstrap: str, group: str, format: Format) -> None:
 async def _plan(
     bootstrap: str, group: str, topics: list[str], numbers: list[int] | None, target: StartPosition | Shift
 ) -> list[Reset]:
-    await _refuse_members(bootstrap, [group], may_be_new=True)
-    async with open_admin(bootstrap, topics=topics, groups=[group]) as admin:
+    needs = _reset_needs(group, topics)
+    await _refuse_members(bootstrap, [group], needs, may_be_new=True)
+    async with open_admin(bootstrap, topics=topics, groups=[group], needs=needs) as admin:
         if topics:
             partitions = await named_partitions(admin, topics, numbers)
         else:
             partitions = list(await admin.list_group_offsets(group))
             if not partitions:
+                hidden = ", or only in topics that this user may not Describe" if security.chosen() else ""
                 nothing = MinibrokerError(
-                    f"group {group} has committed nothing: see `minibroker groups list`, or name a topic with --topic"
+                    f"group {group} has committed nothing{hidden}: see `minibroker groups list`, or name a topic with "
+                    "--topic"
                 )
                 await admin.suggest_groups(nothing)
                 raise nothing
         return await planned(admin, group, partitions, target)
 
 
-async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: bool = False) -> None:
-    """Raise BrokerError if a group has members or does not exist. `groups` are the groups of one request."""
+def _reset_needs(group: str, topics: Iterable[str]) -> list[str]:
+    """Return the options of `acls add` that allow the command; none if its topics are not known."""
+    names = " ".join(f"--topic {shlex.quote(name)}" for name in sorted(set(topics)))
+    return [f"--consumer {names} --group {shlex.quote(group)}"] if names else []
+
+
+async def _refuse_members(
+    bootstrap: str, groups: Sequence[str], needs: Sequence[str], *, may_be_new: bool = False
+) -> None:
+    """Raise BrokerError if a group has members or does not exist. `groups` are the groups of one request; `needs`: see
+    `CommandAdmin`."""
     others = ". Nothing was deleted" if len(groups) > 1 else ""
-    async with open_admin(bootstrap, groups=groups) as admin:
+    async with open_admin(bootstrap, groups=groups, needs=needs) as admin:
         try:
             described = await admin.describe_groups(groups)
         except GroupErrors as failed:
@@ -290,7 +305,8 @@ async def _refuse_members(bootstrap: str, groups: Sequence[str], may_be_new: boo
 
 
 async def _commit(bootstrap: str, group: str, plan: Sequence[Reset]) -> None:
-    async with open_admin(bootstrap) as admin:
+    needs = _reset_needs(group, (each.partition.topic for each in plan))
+    async with open_admin(bootstrap, needs=needs) as admin:
         await admin.alter_group_offsets(group, {each.partition: each.new for each in plan})
 
 
@@ -299,11 +315,14 @@ async def _remove(bootstrap: str, group: str, members: list[str] | None) -> list
         return await admin.remove_group_members(group, members)
 
 
-async def _delete(bootstrap: str, groups: Sequence[str]) -> GroupErrors | None:
-    async with open_admin(bootstrap) as admin:
+async def _delete(bootstrap: str, groups: Sequence[str], needs: str) -> GroupErrors | None:
+    """Return the errors if some groups were deleted, or the reasons differ. Raises BrokerError if all were refused."""
+    async with open_admin(bootstrap, needs=[needs]) as admin:
         try:
             await admin.delete_groups(groups)
         except GroupErrors as failed:
+            if len(failed.errors) == len(groups):
+                raise
             return failed
     return None
 

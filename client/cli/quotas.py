@@ -69,7 +69,8 @@ def describe(bootstrap: str, entity: QuotaEntity, format: Format) -> None:
     """Print the quotas of all entities that have these parts, and for which mechanisms a user has a password."""
 
     async def read() -> tuple[dict[QuotaEntity, dict[str, float]], Mapping[str, int]]:
-        async with open_admin(bootstrap) as admin:
+        needs = ["--operation DescribeConfigs --operation Describe --cluster"] if entity.user is not None else []
+        async with open_admin(bootstrap, needs=needs) as admin:
             quotas = await admin.describe_client_quotas(user=entity.user, client_id=entity.client_id, ip=entity.ip)
             if entity.user in (None, DEFAULT_ENTITY) or entity.client_id is not None:
                 return quotas, {}

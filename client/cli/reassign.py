@@ -30,8 +30,9 @@ from minibroker.client.cli.terminal.output import (
     print_table,
     run,
 )
-from minibroker.client.cli.topics import checked_topic, open_admin
+from minibroker.client.cli.topics import checked_topic, open_admin, topic_options
 from minibroker.client.errors import BrokersFailed, PartitionErrors
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted
@@ -267,7 +268,14 @@ async def _execute(
     bootstrap: str, wanted: Assignments, throttle: int | None, file: Path
 ) -> tuple[Assignments, PartitionErrors | None]:
     """Return the previous replicas, and the errors of partitions that failed."""
-    async with open_admin(bootstrap, topics=_topics(wanted)) as admin:
+    cluster, topics = "--operation Alter --cluster", _topics(wanted)
+    needs = [topic_options(topics, AclOperation.DESCRIBE), cluster]
+    if throttle is not None:
+        needs = [
+            topic_options(topics, AclOperation.ALTER_CONFIGS, AclOperation.DESCRIBE_CONFIGS, AclOperation.DESCRIBE)
+        ]
+        needs.append(f"{cluster} --operation AlterConfigs --operation DescribeConfigs")
+    async with open_admin(bootstrap, topics=topics, needs=needs) as admin:
         before = await _current(admin, wanted)
         if throttle is not None and await throttling.begin(admin, before, wanted, throttle):
             verify = f"`minibroker reassign verify {shlex.quote(str(file))}`"
@@ -296,7 +304,8 @@ async def _list(bootstrap: str) -> tuple[Reassignments, dict[TopicPartition, Mov
 async def _look(
     bootstrap: str, wanted: Assignments, preserve_throttles: bool
 ) -> tuple[Assignments, Reassignments, dict[TopicPartition, Movement]]:
-    async with open_admin(bootstrap, topics=_topics(wanted)) as admin:
+    needs = [topic_options(_topics(wanted), AclOperation.DESCRIBE), "--operation Describe --cluster"]
+    async with open_admin(bootstrap, topics=_topics(wanted), needs=needs) as admin:
         under_way = await admin.list_partition_reassignments(wanted)
         moved = await _movements(admin, under_way)
         if not under_way and not preserve_throttles:

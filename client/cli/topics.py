@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import shlex
 import sys
 from collections.abc import Sequence
 from typing import Annotated
@@ -11,7 +12,7 @@ import typer
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.topics import TopicDescription
-from minibroker.client.cli.similar_names import CommandAdmin, Names
+from minibroker.client.cli.command_admin import CommandAdmin, Names
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
@@ -59,14 +60,24 @@ def open_admin(
     groups: Sequence[str] = (),
     transactional_ids: Sequence[str] = (),
     users: Sequence[str] = (),
+    needs: Sequence[str] = (),
 ) -> CommandAdmin:
-    """`topics`, `groups`, `transactional_ids`, `users`: the names of the command line, see `CommandAdmin`."""
-    return CommandAdmin(bootstrap, Names(topics or (), groups, transactional_ids, users))
+    """`topics`, `groups`, `transactional_ids`, `users`: the names of the command line; they and `needs`: see
+    `CommandAdmin`."""
+    return CommandAdmin(bootstrap, Names(topics or (), groups, transactional_ids, users), needs)
 
 
-async def described(bootstrap: str, topic: str, operation: AclOperation = AclOperation.DESCRIBE) -> TopicDescription:
-    """As `describe_for`, with an admin client of its own."""
-    async with open_admin(bootstrap, topics=[topic]) as admin:
+def topic_options(topics: Sequence[str], *operations: AclOperation) -> str:
+    """Return options for `acls add`: these operations on these topics."""
+    words = [f"--operation {each.shown}" for each in operations] + [f"--topic {shlex.quote(name)}" for name in topics]
+    return " ".join(words)
+
+
+async def described(
+    bootstrap: str, topic: str, operation: AclOperation = AclOperation.DESCRIBE, needs: Sequence[str] = ()
+) -> TopicDescription:
+    """As `describe_for`, with an admin client of its own. `needs`: see `CommandAdmin`."""
+    async with open_admin(bootstrap, topics=[topic], needs=needs) as admin:
         return await describe_for(admin, topic, operation)
 
 
@@ -254,7 +265,7 @@ def delete(
     """Delete a topic with all its records."""
     checked_topic(name)
     servers = bootstrap_servers(bootstrap, data)
-    run(described(servers, name))
+    run(described(servers, name, AclOperation.DELETE))
     confirm(f"Delete the topic {name} with all its records?", yes)
     run(_delete(servers, name))
     if format is Format.JSON:
@@ -290,7 +301,7 @@ def delete_records(
     checked_topic(name)
     offset = _offset_of(before)
     servers = bootstrap_servers(bootstrap, data)
-    topic = run(described(servers, name))
+    topic = run(described(servers, name, AclOperation.DELETE))
     numbers = sorted(set(partition)) if partition else [one.partition for one in topic.partitions]
     which = "all records" if offset == UP_TO_HIGH_WATERMARK else f"the records before offset {offset}"
     where = "partition" if len(numbers) == 1 else "partitions"
@@ -331,7 +342,8 @@ def checked_numbers(topic: TopicDescription, numbers: Sequence[int] | None) -> l
 async def _create(
     bootstrap: str, name: str, partitions: int | None, replication_factor: int | None, configs: dict[str, str]
 ) -> TopicDescription:
-    async with open_admin(bootstrap) as admin:
+    needs = topic_options([name], AclOperation.CREATE, AclOperation.DESCRIBE)
+    async with open_admin(bootstrap, needs=[needs]) as admin:
         await admin.create_topic(name, partitions=partitions, replication_factor=replication_factor, configs=configs)
         return await admin.describe_topic(name)
 
@@ -369,7 +381,8 @@ async def _delete_records(
     bootstrap: str, offsets: dict[TopicPartition, int]
 ) -> tuple[dict[TopicPartition, int], PartitionErrors | None]:
     """Return the new start of each partition, and the errors of partitions that failed."""
-    async with open_admin(bootstrap) as admin:
+    topics = sorted({partition.topic for partition in offsets})
+    async with open_admin(bootstrap, needs=[topic_options(topics, AclOperation.DELETE)]) as admin:
         try:
             return await admin.delete_records(offsets), None
         except PartitionErrors as failed:

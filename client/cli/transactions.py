@@ -47,8 +47,9 @@ from minibroker.client.cli.terminal.output import (
     shortened,
 )
 from minibroker.client.cli.timelines.words import date_and_time
-from minibroker.client.cli.topics import checked_topic, named_partitions, open_admin
+from minibroker.client.cli.topics import checked_topic, named_partitions, open_admin, topic_options
 from minibroker.client.errors import BrokersFailed
+from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import counted, printable
@@ -293,7 +294,8 @@ async def _fence(bootstrap: str, transactional_id: str) -> None:
 
 async def _hanging_producer(bootstrap: str, partition: TopicPartition, start_offset: int) -> ProducerState:
     """Return the producer whose transaction hangs there. Raises MinibrokerError."""
-    async with open_admin(bootstrap, topics=[partition.topic]) as admin:
+    needs = [topic_options([partition.topic], AclOperation.READ), "--operation Alter --cluster"]
+    async with open_admin(bootstrap, topics=[partition.topic], needs=needs) as admin:
         producers = await _producers(admin, partition)
         for producer in producers:
             if producer.current_txn_start_offset == start_offset:
@@ -315,7 +317,8 @@ async def _producers(admin: Admin, partition: TopicPartition) -> tuple[ProducerS
 
 
 async def _abort(bootstrap: str, partition: TopicPartition, start_offset: int, producer: ProducerState) -> None:
-    async with open_admin(bootstrap, topics=[partition.topic]) as admin:
+    needs = [topic_options([partition.topic], AclOperation.READ), "--operation Alter --cluster"]
+    async with open_admin(bootstrap, topics=[partition.topic], needs=needs) as admin:
         await admin.abort_transaction(
             partition,
             producer_id=producer.producer_id,
@@ -329,7 +332,10 @@ async def _find_hanging(
     bootstrap: str, topics: list[str], numbers: list[int] | None, older_than_ms: int | None
 ) -> tuple[list[OpenTransaction], ProducerErrors | None]:
     """Return the hanging transactions, and the errors of partitions whose leader does not answer."""
-    async with open_admin(bootstrap, topics=topics) as admin:
+    needs = [topic_options(topics, AclOperation.READ)] if topics else []
+    if older_than_ms is None:
+        needs.append("--operation DescribeConfigs --cluster")
+    async with open_admin(bootstrap, topics=topics, needs=needs) as admin:
         partitions = await named_partitions(admin, topics or None, numbers)
         if older_than_ms is None:
             older_than_ms = await longest_timeout_ms(admin) + GRACE_MS

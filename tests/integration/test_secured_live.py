@@ -63,6 +63,40 @@ def test_a_refused_user_learns_its_name_the_operation_and_the_remedy(cluster: Sy
         )
 
 
+@pytest.mark.parametrize(
+    "words",
+    [
+        ["topics", "create", "fresh"],
+        ["elect", "--preferred", "--topic", "orders"],
+        ["configs", "describe", "--user", "z"],
+        ["groups", "reset-offsets", "g", "--topic", "orders", "--to", "earliest", "--yes"],
+        ["topics", "delete-records", "orders", "--before", "0", "--yes"],
+    ],
+    ids=lambda words: f"{words[0]} {words[1]}",
+)
+def test_the_rights_that_one_refusal_names_are_enough(words: list[str], cluster: SyncLocalCluster) -> None:
+    user = cluster.add_user(f"eve-{words[0]}-{words[1].strip('-')}")
+    file = cluster.directory / "eve.properties"
+    text = (cluster.directory / "client.properties").read_text()
+    admin = cluster.security()
+    for name in ("sasl_plain_username", "sasl_plain_password"):
+        text = text.replace(str(admin[name]), str(user[name]))
+    file.write_text(text)
+
+    def run(config: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "minibroker", "--command-config", str(config), *words]
+        command += ["--bootstrap", cluster.bootstrap_servers]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    refused = run(file, words)
+    assert refused.returncode == 1, refused
+    advised = re.findall("`minibroker --command-config ADMIN_FILE (acls add [^`]*) --bootstrap [^`]*`", refused.stderr)
+    for advice in advised:
+        assert run(cluster.directory / "client.properties", shlex.split(advice)).returncode == 0
+    allowed = run(file, words)
+    assert allowed.returncode == 0, (refused.stderr, allowed)
+
+
 def test_a_wrong_password_and_no_password_are_named(cluster: SyncLocalCluster) -> None:
     user = cluster.security()
     user["sasl_plain_password"] = "wrong"

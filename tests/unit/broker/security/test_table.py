@@ -340,7 +340,10 @@ def test_who_may_not_find_a_coordinator_is_told_of_the_right_that_it_needs_next(
     assert isinstance(answer, g.FindCoordinatorResponse)
     [coordinator] = answer.coordinators
     assert "may not Describe" in (coordinator.error_message or "")
-    assert f"{advice} (to look at it, Describe is enough)" in (coordinator.error_message or "")
+    role = "--consumer" if key_type == 0 else "--producer"
+    told = coordinator.error_message or ""
+    assert f"{advice} (to look at it, Describe is enough; " in told
+    assert f"on its topics, and `{role}` gives it both)" in told
 
 
 def test_an_empty_snapshot_refuses_every_request_that_is_not_open_or_filtered() -> None:

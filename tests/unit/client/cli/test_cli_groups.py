@@ -114,7 +114,7 @@ async def test_groups_are_listed_by_name_and_state(cluster: GroupCluster, comman
 def test_a_broker_that_does_not_answer_is_named_after_the_groups_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("minibroker.client.cli.similar_names.API_TIMEOUT_MS", 300)
+    monkeypatch.setattr("minibroker.client.cli.command_admin.API_TIMEOUT_MS", 300)
 
     async def scenario(cluster: GroupCluster, command: Command) -> None:
         cluster.rules.append(lambda r: DROP if r.api is LIST_GROUPS and r.node_id == 0 else None)

@@ -80,7 +80,7 @@ def test_describing_a_topic_shows_offline_replicas_where_there_are_any(capsys: p
 def test_log_directories_of_the_brokers_that_answer_are_shown_and_errors_of_the_others(
     capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("minibroker.client.cli.similar_names.API_TIMEOUT_MS", 500)
+    monkeypatch.setattr("minibroker.client.cli.command_admin.API_TIMEOUT_MS", 500)
 
     def one_is_silent(cluster: ScriptedCluster) -> None:
         one_full_partition_and_an_empty_one(cluster)

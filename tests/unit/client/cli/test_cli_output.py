@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 import typer
 
-from minibroker.client.cli.similar_names import suggest
+from minibroker.client.cli.command_admin import suggest
 from minibroker.client.cli.terminal import output
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,

@@ -3,6 +3,7 @@ kafka-acls refuses, before it asks a broker."""
 
 from __future__ import annotations
 
+import re
 import sys
 from pathlib import Path
 
@@ -10,9 +11,10 @@ import pytest
 
 from minibroker import application
 from minibroker.client.administering.client_quotas import QuotaEntity
-from minibroker.client.cli import acls, configs, quotas, users
+from minibroker.client.cli import acls, command_admin, configs, quotas, users
 from minibroker.client.cli.terminal.output import Format, UsageError, run_app
 from minibroker.protocol.acls import SUPPORTED_OPERATIONS, AclOperation, AclResourceType
+from minibroker.protocol.errors import BrokerError, ErrorCode
 
 ALLOW = ["--allow-principal", "User:x"]
 
@@ -186,3 +188,35 @@ def test_the_roles_together_have_the_rights_of_both() -> None:
         ("TransactionalId", "Describe"),
         ("Cluster", "IdempotentWrite"),
     }
+
+
+@pytest.mark.parametrize(
+    ("needs", "refused", "commands"),
+    [
+        # Both rights of the command, although a broker names the first.
+        (
+            ["--operation Describe --topic a", "--operation Alter --cluster"],
+            "User:x may not Describe Topic 'a': {it} --operation Describe --topic a`",
+            ["--operation Describe --topic a", "--operation Alter --cluster"],
+        ),
+        # Delete includes Describe, which a broker refused.
+        (
+            ["--operation Delete --group g"],
+            "User:x at ::1 may not Describe Group 'g': {it} --operation Read --group g` (to look at it, ...)",
+            ["--operation Delete --group g"],
+        ),
+        # A right that the command does not know of is not hidden.
+        (
+            ["--operation Read --topic a"],
+            "User:x at ::1 may not Describe Cluster 'kafka-cluster': {it} --operation Describe --cluster`",
+            ["--operation Read --topic a", "--operation Describe --cluster"],
+        ),
+        (["--operation Delete --topic a"], "deleting records of a-0", ["--operation Delete --topic a"]),
+    ],
+)
+def test_a_refusal_names_all_rights_that_the_command_needs(needs: list[str], refused: str, commands: list[str]) -> None:
+    it = "an administrator can allow it with `minibroker acls add --allow-principal User:x"
+    error = BrokerError(ErrorCode.TOPIC_AUTHORIZATION_FAILED, refused.format(it=it))
+    said = str(command_admin._with_all_rights(error, needs))
+    assert re.findall("`minibroker acls add --allow-principal [^ ]+ ([^`]*)`", said) == commands
+    assert f"{refused.partition(': {it}')[0]}: an administrator" in said or "may not do all that" in said

@@ -122,7 +122,7 @@ async def test_a_very_long_transactional_id_does_not_widen_the_table(
 def test_a_broker_that_does_not_answer_is_named_after_the_transactions_of_the_others(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    monkeypatch.setattr("minibroker.client.cli.similar_names.API_TIMEOUT_MS", 2_000)
+    monkeypatch.setattr("minibroker.client.cli.command_admin.API_TIMEOUT_MS", 2_000)
 
     async def scenario(cluster: TransactionCluster, command: Command) -> None:
         cluster.rules.append(lambda r: DROP if r.api is LIST_TRANSACTIONS and r.node_id == 0 else None)
@@ -292,7 +292,7 @@ async def test_a_partition_that_cannot_be_searched_is_named_after_what_was_found
         )
     )
     with pytest.MonkeyPatch.context() as patched:
-        patched.setattr("minibroker.client.cli.similar_names.API_TIMEOUT_MS", 2_000)
+        patched.setattr("minibroker.client.cli.command_admin.API_TIMEOUT_MS", 2_000)
         ended = await command("find-hanging")
     assert ended.code == 1
     assert [row[2] for row in table(ended.out)[1:]] == ["7"]

@@ -1,8 +1,11 @@
-"""An admin client of a command, which adds similar names to an error about a name that does not exist."""
+"""The admin client of commands. It completes errors by the command line: with similar names for a name that does not
+exist, and with all rights that the command needs. A broker names those of one request."""
 
 from __future__ import annotations
 
 import asyncio
+import re
+import shlex
 from collections.abc import Iterable, Sequence
 from contextlib import suppress
 from difflib import get_close_matches
@@ -14,7 +17,16 @@ from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import API_TIMEOUT_MS, LOOK_S
 from minibroker.client.errors import PartialFailure
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.protocol.words import listed
 
+_REFUSALS = (
+    ErrorCode.TOPIC_AUTHORIZATION_FAILED,
+    ErrorCode.GROUP_AUTHORIZATION_FAILED,
+    ErrorCode.CLUSTER_AUTHORIZATION_FAILED,
+    ErrorCode.TRANSACTIONAL_ID_AUTHORIZATION_FAILED,
+)
+_ADVICE = re.compile(r"`minibroker acls add --allow-principal (?:'[^']*'|\S+) ([^`]*)`")
+_INCLUDE_DESCRIBE = {"Read", "Write", "Delete", "Alter"}
 _MOST_SHOWN = 3
 _LONGEST_COMPARED = 300
 """Characters of a name. To compare two names takes a time that grows with the product of their lengths."""
@@ -31,13 +43,16 @@ class Names(NamedTuple):
 
 class CommandAdmin(Admin):
     """`typed`: the names of the command line. An error inside `async with` that one of them does not exist gets a note
-    with similar names that exist, which `run_app` prints."""
+    with similar names that exist, which `run_app` prints. `needs`: options of `minibroker acls add` for each resource,
+    which together allow the whole command. If a broker refuses a request, the error names all of them, so that one
+    round with an administrator is enough."""
 
-    def __init__(self, bootstrap: str, typed: Names) -> None:
+    def __init__(self, bootstrap: str, typed: Names, needs: Sequence[str] = ()) -> None:
         super().__init__(
             bootstrap, client_id="minibroker-cli", default_api_timeout_ms=API_TIMEOUT_MS, **security.chosen()
         )
         self._typed = typed
+        self._needs = needs
 
     async def __aexit__(
         self, kind: type[BaseException] | None, error: BaseException | None, traceback: TracebackType | None
@@ -47,6 +62,9 @@ class CommandAdmin(Admin):
                 async with asyncio.timeout(LOOK_S):
                     await self._look_for_similar(error)
         await super().__aexit__(kind, error, traceback)
+        refused = None if error is None else _refused(error)
+        if refused is not None and self._needs:
+            raise _with_all_rights(refused, self._needs) from None
 
     async def _look_for_similar(self, error: MinibrokerError) -> None:
         codes = _codes_of(error)
@@ -72,6 +90,41 @@ def suggest(error: Exception, typed: Iterable[str], known: Iterable[str]) -> Non
     similar = {close: None for name in unknown for close in get_close_matches(name, sorted(known), _MOST_SHOWN)}
     if similar:
         error.add_note(f"Did you mean {' or '.join(repr(name) for name in similar)}?")
+
+
+def _refused(error: BaseException) -> BrokerError | None:
+    """Return the first error if access control has refused everything that failed; None otherwise."""
+    match error:
+        case BrokerError(code=code) if code in _REFUSALS:
+            return error
+        case PartialFailure(errors=errors) if errors and all(map(_refused, errors.values())):
+            return _refused(next(iter(errors.values())))
+        case _:
+            return None
+
+
+def _with_all_rights(refused: BrokerError, needs: Sequence[str]) -> BrokerError:
+    principal = security.principal()
+    who = "PRINCIPAL" if principal is None else shlex.quote(principal)
+    advice, operation = _ADVICE.search(refused.detail), refused.detail.partition(" may not ")[2]
+    if advice is not None and not any(_covers(each, advice[1], operation) for each in needs):
+        needs = [*needs, advice[1]]
+    commands = listed(f"`minibroker acls add --allow-principal {who} {options}`" for options in needs)
+    what, is_advice, _ = refused.detail.partition(": an administrator can allow it with ")
+    if not is_advice:
+        what = f"{principal or 'this client'} may not do all that the command needs"
+    return BrokerError(
+        refused.code, f"{what}: an administrator can allow the command with {commands}", is_complete=True
+    )
+
+
+def _covers(options: str, advised: str, refused: str) -> bool:
+    """Return whether options of `acls add` allow the refused operation. A broker advised other options."""
+    given, wanted = shlex.split(options), shlex.split(advised)
+    if wanted[-1] not in given:  # the resource
+        return False
+    is_implied = refused.startswith("Describe ") and not _INCLUDE_DESCRIBE.isdisjoint(given)
+    return is_implied or "--consumer" in given or all(each in given for each in wanted)
 
 
 def _codes_of(error: Exception) -> set[ErrorCode]:
