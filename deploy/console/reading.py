@@ -78,6 +78,7 @@ class _OfThisMachine(TypedDict, total=False):
 
     paused: frozenset[int]
     running: frozenset[int]
+    gone: frozenset[int]
     faults: Mapping[int, Faults]
 
 
@@ -151,14 +152,14 @@ class Reader:
         if self._files is None or cluster is None:
             return {}
         states = {each.id: state_of(each.process) for each in cluster.brokers}
-        paused, running = (
+        paused, running, gone = (
             frozenset(broker_id for broker_id, state in states.items() if state is wanted)
-            for wanted in (ProcessState.PAUSED, ProcessState.RUNNING)
+            for wanted in (ProcessState.PAUSED, ProcessState.RUNNING, ProcessState.GONE)
         )
         faults: Mapping[int, Faults] = {}
         with suppress(LaunchError):  # `minibroker status`, beside it, says that a file is damaged
             faults = all_faults(self._files, cluster)
-        return {"paused": paused, "running": running, "faults": faults}
+        return {"paused": paused, "running": running, "gone": gone, "faults": faults}
 
     async def _replicas(self, admin: Admin, ids: Sequence[int]) -> dict[int, Replicas]:
         """Return the replicas of the brokers that answer."""

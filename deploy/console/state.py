@@ -41,6 +41,8 @@ class ClusterState(NamedTuple):
     """Brokers of this machine whose processes are paused."""
     running: frozenset[int] = frozenset()
     """Brokers of this machine whose processes run."""
+    gone: frozenset[int] = frozenset()
+    """Brokers of this machine whose processes do not exist."""
     faults: Mapping[int, Faults] = MappingProxyType({})
     """The faults that brokers of this machine were ordered to have."""
 

@@ -13,7 +13,7 @@ from minibroker.client.administering.movements import Copy, Movement
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
-from minibroker.deploy.observing.status import Status
+from minibroker.deploy.observing.status import BrokerStatus, Status
 from minibroker.protocol import faults
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import all_of
@@ -163,22 +163,7 @@ def overview(state: ClusterState, query: Query, health: Status | None = None) ->
 def still_true(health: Status, state: ClusterState) -> Status:
     """Return `health` without what a newer state contradicts: it may be some seconds older."""
     registered = {broker.id for broker in state.description.brokers}
-    brokers = [
-        replace(
-            each,
-            registered=each.id in registered if each.registered is not None else None,
-            silent=each.silent and each.id not in state.behind,
-            slow_answer_s=None if each.id in state.behind else each.slow_answer_s,
-            unanswered_partitions=[
-                name
-                for name in each.unanswered_partitions
-                if _led_by(state, name) == each.id
-                and each.id in registered
-                and (each.paused or each.id not in state.behind)
-            ],
-        )
-        for each in health.brokers
-    ]
+    brokers = [_broker_still(each, state, each.id in registered) for each in health.brokers]
     stalled = {
         name: [broker for broker in awaited if broker in _isr_of(state, name)]
         for name, awaited in (health.stalled_partitions or {}).items()
@@ -193,6 +178,39 @@ def still_true(health: Status, state: ClusterState) -> Status:
         if health.stalled_partitions is None
         else {name: awaited for name, awaited in stalled.items() if awaited},
     )
+
+
+def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool) -> BrokerStatus:
+    """Processes are known at once, `health` some seconds later, and the end of a registration between the two."""
+    broker_id, answers = health.id, health.id in state.behind
+    is_gone = broker_id in state.gone or (not health.alive and broker_id not in state.paused | state.running)
+    is_paused = broker_id in state.paused or (health.paused and broker_id not in state.gone | state.running)
+    # Of one that was started or resumed since, nothing is known yet but its registration.
+    is_back = not is_gone and not is_paused and (not health.alive or health.paused)
+    if is_paused:
+        unanswered = [str(name) for name, leader in _leaders(state) if leader == broker_id] if is_registered else []
+    else:
+        unanswered = [
+            name
+            for name in health.unanswered_partitions
+            if is_registered and not answers and not is_gone and not is_back and _led_by(state, name) == broker_id
+        ]
+    return replace(
+        health,
+        pid=None if is_gone else health.pid,
+        alive=not is_gone,
+        paused=is_paused,
+        registered=None if health.registered is None or (is_back and not is_registered) else is_registered,
+        silent=health.silent and not answers,
+        slow_answer_s=None if answers else health.slow_answer_s,
+        unanswered_partitions=unanswered,
+    )
+
+
+def _leaders(state: ClusterState) -> Iterator[tuple[TopicPartition, int | None]]:
+    for topic in state.topics.values():
+        for each in topic.partitions:
+            yield TopicPartition(topic.name, each.partition), each.leader
 
 
 def _described(state: ClusterState, name: str) -> PartitionDescription | None:

@@ -290,6 +290,32 @@ def test_problems_that_a_newer_state_contradicts_are_not_shown() -> None:
     assert (unknown.offline_partitions, unknown.stalled_partitions) == (None, None)
 
 
+def test_a_process_that_has_ended_or_paused_since_is_not_said_to_run() -> None:
+    """`minibroker status` takes seconds, most with a broker that hangs; the pid is known at once."""
+    topic = _topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3]))
+    for alive in ((1, 3), (1, 2, 3)):  # its session ends later
+        state = _state(topic, alive=alive, silent=(2,))._replace(running=frozenset({1, 3}))
+        killed = still_true(_status(), state._replace(gone=frozenset({2})))
+        assert killed.problems() == ["broker 2 is not running: `minibroker start 2`"]
+        paused = still_true(_status(), state._replace(paused=frozenset({2})))
+        led = ", and leads orders-0, whose writes wait" if 2 in alive else ""
+        assert paused.problems() == [f"broker 2 is paused{led}: `minibroker resume 2`"]
+        if 2 in alive:
+            assert paused.is_any_partition_in_trouble
+
+
+def test_a_process_that_was_started_or_resumed_since_is_not_said_to_be_down() -> None:
+    topic = _topic("orders", _partition(0, 1, [1, 2, 3], [1, 3]))
+    for health in (_status(alive=False, registered=False), _status(paused=True, unanswered_partitions=["orders-0"])):
+        for alive in ((1, 3), (1, 2, 3)):
+            state = _state(topic, alive=alive)._replace(running=frozenset({1, 2, 3}))
+            assert still_true(health, state).problems() == []
+        elsewhere = _state(topic, alive=(1, 3))
+        assert [each.split(":")[0] for each in still_true(health, elsewhere).problems()] == [
+            f"broker 2 is {'paused' if health.brokers[1].paused else 'not running'}"
+        ]
+
+
 def test_a_broker_that_has_answered_since_is_neither_silent_nor_slow() -> None:
     state = _state(_topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3])))
     for health in (_status(silent=True, unanswered_partitions=["orders-0"]), _status(slow_answer_s=1.5)):
