@@ -289,7 +289,12 @@ ERRORS: dict[ErrorCode, ErrorInfo] = {
     _E.UNKNOWN_LEADER_EPOCH: ErrorInfo(True, False, "The broker does not know the new leader yet; retry."),
     _E.UNSUPPORTED_COMPRESSION_TYPE: ErrorInfo(False, False, "Use none, gzip, snappy, lz4 or zstd."),
     _E.STALE_BROKER_EPOCH: ErrorInfo(False, False, "The request was meant for an earlier run of the broker."),
-    _E.OFFSET_NOT_AVAILABLE: ErrorInfo(True, False, "The new leader's high watermark is not settled yet; retry."),
+    _E.OFFSET_NOT_AVAILABLE: ErrorInfo(
+        True,
+        False,
+        "The new leader does not know its high watermark yet; retry. If that lasts, too few of its replicas are in "
+        "sync: `minibroker status` says what to start.",
+    ),
     _E.MEMBER_ID_REQUIRED: ErrorInfo(False, False, "Join with the member id that came with this answer (KIP-394)."),
     _E.GROUP_MAX_SIZE_REACHED: ErrorInfo(
         False, False, "The group has as many members as group.max.size allows: stop some, or raise it."

@@ -40,8 +40,8 @@ The first of these values applies: the topic's, this broker's, the one for all b
 started with, the default. `--delete NAME` removes a value.
 
 - `min.insync.replicas` can be raised and lowered at any time without losing acknowledged records. A value above the
-  number of replicas in sync stops acks=all at once. The value by which a leader acknowledges is stored in ZooKeeper, so
-  the controller knows it even if its own value differs.
+  number of replicas in sync stops acks=all at once; one above the number of replicas counts as that number. The value
+  by which a leader acknowledges is stored in ZooKeeper, so the controller knows it even if its own value differs.
 - `unclean.leader.election.enable=true` elects a leader at once in every partition that has none, and the records that
   the new leader lacks are lost. Set it for all brokers, never for one: the controller uses its own value.
 - `cleanup.policy` with `compact` deletes earlier records of each key, and every record without a key.

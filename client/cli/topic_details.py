@@ -7,7 +7,8 @@ A broker that does not answer must not hide the rest, so details that do not arr
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
@@ -27,7 +28,7 @@ _Offsets = tuple[int | None, int | None, int | None]
 
 class PartitionDetails(NamedTuple):
     start_offset: int | None
-    """None here and below: no broker answered in time."""
+    """None here and below: no broker answered in time, or could tell."""
     end_offset: int | None
     """The offset after the last record that consumers can read."""
     last_stable_offset: int | None
@@ -73,15 +74,19 @@ async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | No
 
 
 async def _offsets(admin: Admin, partitions: list[TopicPartition]) -> dict[int, _Offsets]:
-    """Return first offset, end and last stable offset of partitions that one broker leads."""
-    try:
+    """Return first offset, end and last stable offset of partitions that one broker leads. A new leader below
+    min.insync.replicas knows only the first."""
+    first: Mapping[TopicPartition, OffsetAndTimestamp | None] = {}
+    end, stable = first, first
+    with contextlib.suppress(MinibrokerError):
         first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
         end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
         # After the end: without transactions, none of these is then lower.
         stable = await admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level="read_committed")
-    except MinibrokerError:
-        return {}
-    return {p.partition: (_offset(first[p]), _offset(end[p]), _stable(_offset(stable[p]), end[p])) for p in partitions}
+    return {
+        p.partition: (_offset(first.get(p)), _offset(end.get(p)), _stable(_offset(stable.get(p)), end.get(p)))
+        for p in partitions
+    }
 
 
 def _stable(stable: int | None, end: OffsetAndTimestamp | None) -> int | None:
