@@ -13,6 +13,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.observing.access import AsClient
 from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_details
 from minibroker.deploy.observing.commits import with_stalls
+from minibroker.deploy.observing.rights import with_missing_rights
 from minibroker.deploy.observing.status import Status, status_of_view
 from minibroker.protocol.errors import NetworkError
 
@@ -29,5 +30,5 @@ def view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Sta
     view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
     if not view.brokers:
         raise NetworkError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
-    view = asyncio.run(with_stalls(asyncio.run(with_details(view))))
-    return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)))
+    view = asyncio.run(with_stalls(asyncio.run(with_details(asyncio.run(with_missing_rights(view))))))
+    return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)), security.principal())

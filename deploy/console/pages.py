@@ -142,6 +142,10 @@ def overview_sections(
         empty = f"There is no topic {query.topic!r}."
     else:
         heading, empty = f"All partitions{as_of}", "There is no topic yet: `minibroker topics create NAME` creates one."
+    if health is not None and health.hides_topics:
+        empty = f"This console sees no topic{f' {query.topic!r}' if query.topic else ''}: it may not see all of them."
+    elif is_checking and not query.topic:
+        empty = "No topic is seen."
     partitions = [
         element("h2", heading),
         _internal_link(query, view.internal) if not query.topic else None,
@@ -345,11 +349,13 @@ def failover_sections(
             "failovers",
             pager("/failovers", query, at, pages, counted(len(stories), "failover")),
             _LEGEND if told else None,
-            told or element("p", "No failover is recorded: no broker was lost, and the controller never changed."),
+            told or element("p", _NO_ENTRIES if missing and not timeline.entries else _NO_FAILOVER),
         ),
     }
 
 
+_NO_FAILOVER = "No failover is recorded: no broker was lost, and the controller never changed."
+_NO_ENTRIES = "No failover is known: no broker's entries could be read."
 _LEGEND = element(
     "p",
     "Each mark is a step, in the lane of the broker that recorded it: ",

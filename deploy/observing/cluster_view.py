@@ -87,6 +87,8 @@ class ClusterView(NamedTuple):
     """How the brokers were asked, and may be asked more."""
     stalls: Mapping[TopicPartition, Sequence[int]] = MappingProxyType({})
     """Partitions whose records wait to be committed for seconds, and the members of the ISR for which they may wait."""
+    missing_rights: tuple[str, ...] = ()
+    """Those without which the brokers do not show everything, see `rights`."""
 
     @property
     def is_unknown(self) -> bool:

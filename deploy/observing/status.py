@@ -12,10 +12,12 @@ from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
 
 import msgspec
+from msgspec.structs import replace
 
 from minibroker.client.administering.movements import Progress, progress
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.processes import ProcessState
+from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView
 from minibroker.deploy.observing.commits import PATIENCE_S
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
@@ -141,15 +143,26 @@ class Status(msgspec.Struct, frozen=True):
     which they may wait. None: unknown."""
     faults: dict[int, list[str]] = {}
     """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
+    missing_rights: list[str] = []
+    """The rights without which the brokers do not show everything, as options of `minibroker acls add`. Without one to
+    all topics, lists that would be empty are None."""
+    principal: str | None = None
+    """Who lacks them. None: only the brokers know."""
 
     @property
     def is_unknown(self) -> bool:
-        return self.offline_partitions is None
+        return self.offline_partitions is None and not self.hides_topics
+
+    @property
+    def hides_topics(self) -> bool:
+        """Whether there may be topics that are not seen."""
+        return rights.TOPICS in self.missing_rights
 
     @property
     def is_any_partition_in_trouble(self) -> bool:
         return bool(
             self.is_unknown
+            or self.hides_topics
             or self.offline_partitions
             or self.under_replicated_partitions
             or self.under_min_isr_partitions
@@ -184,6 +197,8 @@ class Status(msgspec.Struct, frozen=True):
                     f"broker {broker.id} has taken its log directory {path} offline ({reason}): {repair}, then restart "
                     "the broker"
                 )
+        if self.missing_rights:
+            found.append(rights.told(self.missing_rights, self.principal))
         if self.is_unknown:
             runs = not self.brokers or any(broker.alive and not broker.paused for broker in self.brokers)
             remedy = "see `minibroker logs all`" if runs else self._remedy([broker.id for broker in self.brokers])
@@ -303,9 +318,14 @@ def status_of_processes(
     )
 
 
-def status_of_view(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({})) -> Status:
-    """Return the status of a cluster elsewhere, whose processes are unknown: registered brokers count as alive."""
-    return _status(_registered(view, offline_log_dirs), None, view, view)
+def status_of_view(
+    view: ClusterView,
+    offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({}),
+    principal: str | None = None,
+) -> Status:
+    """Return the status of a cluster elsewhere, whose processes are unknown: registered brokers count as alive.
+    `principal`: who has asked, if known."""
+    return replace(_status(_registered(view, offline_log_dirs), None, view, view), principal=principal)
 
 
 def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
@@ -318,7 +338,7 @@ def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]
             port=address[1],
             paused=False,
             registered=True,
-            leaders=len(view.led_by(broker)),
+            leaders=None if rights.TOPICS in view.missing_rights else len(view.led_by(broker)),
             offline_log_dirs=offline_log_dirs.get(broker, {}),
             silent=broker in silent,
             is_elsewhere=True,
@@ -340,8 +360,9 @@ def _status(
     """`asked` is the view that still has dead brokers in the ISR."""
 
     def unless_unknown(partitions: Iterable[TopicPartition]) -> list[str] | None:
-        return None if view.is_unknown else _names(partitions)
+        return None if view.is_unknown else _names(partitions) or nothing
 
+    nothing: list[str] | None = None if rights.TOPICS in view.missing_rights else []
     return Status(
         brokers=brokers,
         zookeeper=zookeeper,
@@ -353,11 +374,14 @@ def _status(
         reassigning_partitions=unless_unknown(one.name for one in view.movements),
         reassignments=progress(view.movements) if view.movements else None,
         full_disk=full_disk,
-        stalled_partitions=None if view.is_unknown else {str(name): [*to] for name, to in view.stalls.items()},
+        stalled_partitions=None
+        if view.is_unknown or (nothing is None and not view.stalls)
+        else {str(name): [*to] for name, to in view.stalls.items()},
         faults=dict(faults),
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
         missing_replicas=sorted(view.missing_from_isr(view.under_replicated_partitions())),
         missing_from_min_isr=sorted(view.missing_from_isr(view.under_min_isr_partitions())),
+        missing_rights=list(view.missing_rights),
     )
 
 

@@ -123,7 +123,7 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
 
 def _records(before: Glance | None, now: Glance) -> tuple[int | None, float | None]:
     """Return the number of records, and the number written per second. None: unknown."""
-    if now.status.is_unknown:
+    if now.status.is_unknown or now.status.hides_topics:
         return None, None
     return sum(now.end_offsets.values()), 0.0 if before is None else records_per_second(before, now)
 

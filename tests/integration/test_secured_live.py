@@ -26,6 +26,17 @@ def cluster() -> Iterator[SyncLocalCluster]:
         yield cluster
 
 
+def _file_of_new_user(name: str, cluster: SyncLocalCluster) -> Path:
+    """Return the file for `--command-config` of a user without rights."""
+    user, admin = cluster.add_user(name), cluster.security()
+    text = (cluster.directory / "client.properties").read_text()
+    for setting in ("sasl_plain_username", "sasl_plain_password"):
+        text = text.replace(str(admin[setting]), str(user[setting]))
+    file = cluster.directory / f"{name}.properties"
+    file.write_text(text)
+    return file
+
+
 def test_the_super_user_may_do_everything_and_a_new_user_nothing(cluster: SyncLocalCluster) -> None:
     with sync.Producer(cluster.bootstrap_servers, **cluster.security()) as producer:
         producer.send("orders", b"a").result()
@@ -39,13 +50,7 @@ def test_the_super_user_may_do_everything_and_a_new_user_nothing(cluster: SyncLo
 
 
 def test_a_refused_user_learns_its_name_the_operation_and_the_remedy(cluster: SyncLocalCluster) -> None:
-    user = cluster.add_user("dan")
-    file = cluster.directory / "dan.properties"
-    text = (cluster.directory / "client.properties").read_text()
-    admin = cluster.security()
-    for name in ("sasl_plain_username", "sasl_plain_password"):
-        text = text.replace(str(admin[name]), str(user[name]))
-    file.write_text(text)
+    file = _file_of_new_user("dan", cluster)
     command = [sys.executable, "-m", "minibroker", "--command-config", str(file)]
     for words, needed in (
         (["produce", "orders"], "--operation Write --topic orders"),
@@ -75,13 +80,7 @@ def test_a_refused_user_learns_its_name_the_operation_and_the_remedy(cluster: Sy
     ids=lambda words: f"{words[0]} {words[1]}",
 )
 def test_the_rights_that_one_refusal_names_are_enough(words: list[str], cluster: SyncLocalCluster) -> None:
-    user = cluster.add_user(f"eve-{words[0]}-{words[1].strip('-')}")
-    file = cluster.directory / "eve.properties"
-    text = (cluster.directory / "client.properties").read_text()
-    admin = cluster.security()
-    for name in ("sasl_plain_username", "sasl_plain_password"):
-        text = text.replace(str(admin[name]), str(user[name]))
-    file.write_text(text)
+    file = _file_of_new_user(f"eve-{words[0]}-{words[1].strip('-')}", cluster)
 
     def run(config: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-m", "minibroker", "--command-config", str(config), *words]
@@ -172,7 +171,7 @@ def test_commands_use_the_file_of_the_data_directory_and_the_health_check_takes_
 
     assert "orders" in run("topics", "list")
     assert "running" in run("status")
-    assert "admin  SCRAM-SHA-256  4096" in run("users", "list")
+    assert re.search("^admin +SCRAM-SHA-256 +4096$", run("users", "list"), re.MULTILINE)
     assert "sasl.username=admin" in run("client-config", "librdkafka")
     file = str(cluster.directory / "client.properties")
     command = [*minibroker, "--command-config", file, "status", "--bootstrap", cluster.bootstrap_servers]
@@ -190,6 +189,32 @@ def test_commands_use_the_file_of_the_data_directory_and_the_health_check_takes_
     cluster.kill(1)
     cluster.restore()
     assert "orders" in run("topics", "list")
+
+
+def test_status_and_timeline_tell_a_client_without_rights_that_it_does_not_see_everything(
+    cluster: SyncLocalCluster,
+) -> None:
+    file = _file_of_new_user("frank", cluster)
+    at = ["--bootstrap", cluster.bootstrap_servers]
+
+    def run(config: str, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "minibroker", "--command-config", config, *words, *at]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    status = run(str(file), "status")
+    assert status.returncode == 4, status
+    assert "offline partitions: unknown" in status.stdout
+    assert "User:frank may not see everything" in status.stdout
+    refused = run(str(file), "timeline")
+    assert (refused.returncode, refused.stdout) == (1, ""), refused
+    assert "User:frank" in refused.stderr
+    advised = re.findall("`minibroker --command-config ADMIN_FILE (acls add [^`]*) --bootstrap [^`]*`", status.stdout)
+    assert len(advised) == 2, status
+    for words in advised:
+        allowed = run(str(cluster.directory / "client.properties"), *shlex.split(words))
+        assert allowed.returncode == 0, allowed
+    until_true(lambda: run(str(file), "status").returncode == 0)
+    assert run(str(file), "timeline").returncode == 0
 
 
 def test_the_launcher_reaches_brokers_that_speak_tls_alone(tmp_path: Path) -> None:

@@ -30,7 +30,7 @@ from minibroker.client.cli.terminal.times import hint, parse_time_ms
 from minibroker.client.cli.timelines.story import Story, failovers, of_topic
 from minibroker.client.cli.timelines.words import date_and_time, entry_lines, milliseconds
 from minibroker.client.cli.topics import open_admin
-from minibroker.protocol.errors import BrokerError, InvalidMessage, MinibrokerError, NetworkError
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
 from minibroker.protocol.words import counted
 
 FILE = "controller-timeline.jsonl"
@@ -168,7 +168,8 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
 
 
 def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequence[Entry]:
-    """Return the brokers' entries, and those in the files of brokers that did not answer."""
+    """Return the brokers' entries, and those in the files of brokers that did not answer. Raises BrokerError if there
+    is nothing but refusals."""
     by_broker: dict[int, list[Entry]] = {}
     for entry in found.entries:
         by_broker.setdefault(entry["controller"], []).append(entry)
@@ -178,8 +179,15 @@ def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequen
         if entries is not None:
             by_broker[broker_id] = entries
             del untold[broker_id]
+    refused = [error for error in untold.values() if _is_refusal(error)]
+    if refused and not by_broker:
+        raise refused[0]
     _tell_missing(untold)
     return merged(by_broker)
+
+
+def _is_refusal(error: MinibrokerError) -> bool:
+    return isinstance(error, BrokerError) and error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
 
 
 def entries_of_all(data: Path, since_ms: int) -> dict[int, list[Entry]]:

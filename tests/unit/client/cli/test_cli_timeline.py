@@ -11,7 +11,7 @@ from minibroker.client.administering.timeline import Entry, TimelineRead, merged
 from minibroker.client.cli.timelines.story import failovers, last_failover
 from minibroker.client.cli.timelines.timeline import FILE, with_files
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
-from minibroker.protocol.errors import NetworkError
+from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 
 NOON_MS = 1_795_348_800_000
 
@@ -90,6 +90,17 @@ def controller_failover() -> Recorder:
     recorder.answer(38, 3, 6, "LeaderAndIsr", 3, took_ms=6.5)
     recorder.answer(40, 3, 6, "LeaderAndIsr", 2, took_ms=8.5)
     return recorder
+
+
+def test_a_timeline_that_all_brokers_refuse_is_an_error_and_not_an_empty_one(tmp_path: Path) -> None:
+    refused = BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, "User:bob may not Describe the cluster")
+    gone = NetworkError("it is not alive")
+    with pytest.raises(BrokerError, match="User:bob may not Describe"):
+        with_files(TimelineRead((), {1: gone, 2: refused}), None, 0)
+    assert with_files(TimelineRead((), {1: gone}), None, 0) == []
+    recorder = Recorder()
+    recorder.add(0, 1, 4, "ControllerElected")
+    assert with_files(TimelineRead(tuple(recorder.entries), {2: refused}), None, 0) == recorder.entries
 
 
 def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_last_leader() -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import html as entities
 import re
 import xml.etree.ElementTree as ElementTree
 from collections.abc import Sequence
@@ -25,6 +26,7 @@ from minibroker.deploy.console.parts import Sections, content, frame, notice, to
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import CUT, Cell, Query, overview, shown_partitions, still_true
+from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
@@ -368,6 +370,17 @@ def test_nothing_is_said_to_be_in_order_while_a_problem_of_partitions_is_listed(
     ):
         assert health.problems()
         assert "✓" not in pages.overview_sections(state, Query(), health)["troubles"]
+
+
+def test_a_console_that_may_not_see_all_topics_does_not_say_that_there_is_none_or_that_all_is_well() -> None:
+    health = replace(_status(), missing_rights=[rights.TOPICS], offline_partitions=None)
+    sections = pages.overview_sections(_state(), Query(), health)
+    assert "✓" not in sections["troubles"]
+    assert "This console sees no topic: it may not see all of them." in sections["partitions"]
+    assert "There is no topic yet" in pages.overview_sections(_state(), Query(), _status())["partitions"]
+    refused = pages.failover_sections(Timeline(1, [], {1: "refused"}), [], Query())["failovers"]
+    assert "No failover is known: no broker's entries could be read." in entities.unescape(refused)
+    assert "No failover is recorded" in pages.failover_sections(Timeline(1, [], {}), [], Query())["failovers"]
 
 
 def test_what_is_being_found_out_is_neither_a_problem_nor_in_order() -> None:

@@ -7,10 +7,13 @@ from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKe
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import Process, ProcessState
 from minibroker.deploy.local.recovery import ask_recoveries
+from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, controller_first, merge
 from minibroker.deploy.observing.commits import awaited, waiting
 from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
+from minibroker.protocol.acls import AclOperation
+from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.recovery_progress import METRICS, RecoveryProgress, of_metrics
@@ -49,6 +52,35 @@ def test_the_answer_with_the_newest_controller_epoch_counts() -> None:
     view = merge([deposed, current])
     assert (view.controller_id, view.controller_epoch) == (2, 8)
     assert sorted(view.brokers) == [2, 3]
+
+
+def test_who_may_not_see_all_topics_is_not_told_that_all_is_well() -> None:
+    view = merge([answer()])._replace(missing_rights=(rights.TOPICS, rights.CLUSTER))
+    status = status_of_view(view, principal="User:bob")
+    assert status_lines(status)[-2:] == ["offline partitions: unknown", "under-replicated partitions: unknown"]
+    assert problem_lines(status)[-1:] == [
+        "User:bob may not see everything, so this is unknown: the state of all topics that it does not see; log "
+        "directories that are offline, replicas that are being moved, and the controllers' timeline: an administrator "
+        "can allow it with `minibroker acls add --allow-principal User:bob --operation Describe --operation "
+        "DescribeConfigs --topic '*'` and `minibroker acls add --allow-principal User:bob --operation Describe "
+        "--cluster`"
+    ]
+    assert status.stalled_partitions is None
+    assert [broker.leaders for broker in status.brokers] == [None] * 3
+    assert (status.is_unknown, status.is_any_partition_in_trouble) == (False, True), "the controller is known"
+    seen = merge([answer(partitions={0: (-1, 4, [1])})])._replace(missing_rights=(rights.TOPICS,))
+    assert status_of_view(seen).offline_partitions == ["orders-0"]
+
+
+def test_the_rights_that_a_client_lacks_follow_from_the_answer_about_all_topics() -> None:
+    def about(error: ErrorCode, of_topic: int, of_cluster: int) -> list[str]:
+        topic = MetadataTopic(error, "*", "", False, [], of_topic)
+        return rights.missing(replace(answer(), topics=[topic], cluster_authorized_operations=of_cluster))
+
+    describe, configs = 1 << AclOperation.DESCRIBE, 1 << AclOperation.DESCRIBE_CONFIGS
+    assert about(ErrorCode.INVALID_TOPIC_EXCEPTION, describe | configs, describe) == []
+    assert about(ErrorCode.INVALID_TOPIC_EXCEPTION, describe, describe) == [rights.CONFIGS]
+    assert about(ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0, 0) == [rights.TOPICS, rights.CLUSTER]
 
 
 def test_of_each_partition_the_newest_leader_epoch_counts() -> None:
