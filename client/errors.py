@@ -521,10 +521,11 @@ def _grouped(errors: Iterable[tuple[str, MinibrokerError]]) -> str:
     alike: dict[str, list[str]] = {}
     for name, error in errors:
         alike.setdefault(str(error), []).append(name)
-    return "; ".join(
+    parts = [
         text if len(names) == 1 and _names(text, names[0]) else f"{', '.join(names)}: {text}"
         for text, names in alike.items()
-    )
+    ]
+    return "; ".join([part.removesuffix(".") for part in parts[:-1]] + parts[-1:])
 
 
 def _names(text: str, name: str) -> bool:

@@ -113,8 +113,11 @@ def remove(
     cluster.file().broker(broker)
     bootstrap = bootstrap_servers(None, data)
     if cancel:
-        run(_cancel(cluster, bootstrap, broker))
-        print_acted("keep", [broker], format)
+        was_leaving = run(_cancel(cluster, bootstrap, broker))
+        if was_leaving or format is Format.JSON:
+            print_acted("keep", [broker] if was_leaving else [], format)
+        else:
+            sys.stdout.write(f"broker {broker} is not being removed: nothing to cancel\n")
         return
 
     def report(text: str) -> None:
@@ -342,8 +345,9 @@ async def _delete_settings(admin: Admin, broker: int) -> None:
             raise
 
 
-async def _cancel(cluster: LocalCluster, bootstrap: str, broker: int) -> None:
-    """Cancel the reassignments that take replicas from the broker. Those that have moved stay where they are."""
+async def _cancel(cluster: LocalCluster, bootstrap: str, broker: int) -> bool:
+    """Cancel the reassignments that take replicas from the broker. Those that have moved stay where they are. Return
+    whether the broker was leaving."""
     async with open_admin(bootstrap) as admin:
         reassigned = await admin.list_partition_reassignments()
         going = [name for name, one in reassigned.items() if broker in one.removing_replicas]
@@ -353,3 +357,4 @@ async def _cancel(cluster: LocalCluster, bootstrap: str, broker: int) -> None:
         if leaving is not None and leaving.topics:
             await throttling.end(admin, leaving.topics)
     cluster.mark(broker, None)
+    return bool(going) or leaving is not None

@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import math
 from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from enum import Enum
 from ipaddress import ip_address
 from typing import NamedTuple
@@ -42,6 +43,8 @@ class QuotaKey(Enum):
 WHOLE_NUMBERS = frozenset({QuotaKey.PRODUCER_BYTE_RATE, QuotaKey.CONSUMER_BYTE_RATE, QuotaKey.CONNECTION_CREATION_RATE})
 OF_ADDRESSES = frozenset({QuotaKey.CONNECTION_CREATION_RATE})
 """The quotas of addresses. All others are those of users and clients."""
+_LONGEST_SHOWN = 100
+"""Characters of a name in a message. A comparison takes a time that grows with the name."""
 
 
 class Default(Enum):
@@ -172,6 +175,25 @@ def address_of(text: str) -> str | None:
 
 def key_of(name: str) -> QuotaKey | None:
     return next((key for key in QuotaKey if key.value == name), None)
+
+
+def unknown_key(name: str, is_of_address: bool) -> str:
+    """Return the message about a name that is no quota. It offers the quotas that the entity can have."""
+    name = name[:_LONGEST_SHOWN]
+    known = [key.value for key in QuotaKey if (key in OF_ADDRESSES) is is_of_address]
+    of = "addresses" if is_of_address else "users and client ids"
+    near = get_close_matches(name, known, 1)
+    remedy = (
+        f"did you mean {near[0]}?" if near else f"{'give' if len(known) == 1 else 'give one of'} {', '.join(known)}"
+    )
+    return f"{name!r} is not a quota of {of}: {remedy}"
+
+
+def entities_of(key: QuotaKey) -> str:
+    """Return which entities have the quota, with the options that name them."""
+    if key in OF_ADDRESSES:
+        return "addresses: give --ip ADDRESS (the entity type ip)"
+    return "users and client ids: give --user NAME or --client-id ID (the entity types user and client-id)"
 
 
 def problem_of(key: QuotaKey, value: float) -> str | None:

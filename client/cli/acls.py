@@ -18,7 +18,9 @@ from minibroker.client.cli.terminal.output import (
     Format,
     FormatOption,
     UsageError,
+    YesOption,
     bootstrap_servers,
+    confirm,
     print_json,
     print_table,
     run,
@@ -40,6 +42,7 @@ from minibroker.protocol.acls import (
     problem_of,
     word_of,
 )
+from minibroker.protocol.words import counted
 
 Names = list[str] | None
 
@@ -209,11 +212,14 @@ def remove(
     consumer: ConsumerOption = False,
     idempotent: IdempotentOption = False,
     resource_pattern_type: PatternOption = "literal",
+    yes: YesOption = False,
     bootstrap: BootstrapOption = None,
     data: DataOption = DEFAULT_DATA,
 ) -> None:
     """Remove access control lists of resources: those that `add` with the same options would add, or all of a resource
-    if only the resource is given."""
+    if only the resource is given.
+
+    Prints those that match and asks for confirmation."""
     resources = _resources(topic, group, transactional_id, cluster)
     pattern_type = _pattern_type(resource_pattern_type)
     entries: list[tuple[str | None, str | None, AclPermissionType]] = []
@@ -239,11 +245,25 @@ def remove(
         for kind, name, each in needed
         for principal, host, permission in entries or [(None, None, AclPermissionType.ANY)]
     ]
-    removed = run(_remove(bootstrap_servers(bootstrap, data), filters))
+    servers = bootstrap_servers(bootstrap, data)
+    removed: list[AclBinding] = []
+    if yes or _is_confirmed(run(_list(servers, filters))):
+        removed = run(_remove(servers, filters))
     for binding in removed:
         sys.stdout.write(f"removed: {shown(binding)}\n")
     if not removed:
         sys.stdout.write("nothing removed: no access control list matches (`minibroker acls list` shows all)\n")
+
+
+def _is_confirmed(found: Sequence[AclBinding]) -> bool:
+    """Show the access control lists that match, and ask whether to remove them. False: there are none. Raises
+    MinibrokerError if the answer is no."""
+    if not found:
+        return False
+    for binding in found:
+        sys.stderr.write(f"matches: {shown(binding)}\n")
+    confirm(f"Remove {counted(len(found), 'access control list')}?", yes=False)
+    return True
 
 
 def _pattern_type(text: str) -> PatternType:

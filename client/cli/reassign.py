@@ -242,6 +242,8 @@ def cancel(
             sys.stdout.write(f"cancelled {', '.join(map(str, cancelled))}\n")
         if idle:
             sys.stdout.write(f"not being reassigned: {', '.join(map(str, idle))}\n")
+        if not partitions:
+            sys.stdout.write("no partition is being reassigned: nothing to cancel\n")
     if len(idle) < len(errors):
         raise PartitionErrors({p: error for p, error in errors.items() if p not in idle})
 

@@ -16,12 +16,13 @@ from minibroker.deploy.errors import LaunchError, hidden_from_pytest
 from minibroker.deploy.local import cluster_file, data_directory, injected, resolution, secured
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import KILL_TIMEOUT_S, ProcessState, wait_until
-from minibroker.deploy.local.who import ZOOKEEPER, BrokerId, Coordinated, Member, Who, ZooKeeperServer
+from minibroker.deploy.local.who import ZOOKEEPER, BrokerId, Coordinated, Member, Who, ZooKeeperServer, name_of
 from minibroker.deploy.moving import lead_by_first, order_after_move
 from minibroker.deploy.observing.cluster_view import ask_offline_log_dirs
 from minibroker.protocol import faults
 from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import listed
 
 __tracebackhide__ = hidden_from_pytest
 
@@ -140,7 +141,8 @@ class FaultyCluster(LocalCluster):
             if first != second
         ]
         if not pairs:
-            raise LaunchError("these are one and the same process: give two different ones")
+            same = listed(name_of(member) for member in self.resolve(who, must_exist=True))
+            raise LaunchError(f"both ends are {same}: give two different processes")
         return pairs
 
     def heal(self, who: Who) -> list[Member]:

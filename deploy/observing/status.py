@@ -20,6 +20,7 @@ from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView
 from minibroker.deploy.observing.commits import PATIENCE_S
+from minibroker.protocol.faults import CUT_FROM_ZOOKEEPER, ISOLATED
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of, listed
@@ -157,6 +158,15 @@ class Status(msgspec.Struct, frozen=True):
     def hides_topics(self) -> bool:
         """Whether there may be topics that are not seen."""
         return rights.TOPICS in self.missing_rights
+
+    @property
+    def can_elect(self) -> bool:
+        """Whether there is a controller that reaches ZooKeeper, as far as is known here."""
+        if self.zookeeper is not None and (self.zookeeper.paused or not self.zookeeper.alive):
+            return False
+        if self.controller.id is None:
+            return False
+        return not {ISOLATED, CUT_FROM_ZOOKEEPER}.intersection(self.faults.get(self.controller.id, ()))
 
     @property
     def is_any_partition_in_trouble(self) -> bool:

@@ -55,12 +55,14 @@ def status_lines(found: Status) -> list[str]:
     if found.reassigning_partitions:
         lines.append(f"moving, {found.reassignments}: {some_of(found.reassigning_partitions)}")
     if found.not_preferred_partitions:
-        lines.append(
-            f"not led by their preferred broker: {some_of(found.not_preferred_partitions)}: "
-            + pastable("`minibroker elect --preferred --all` moves their leaders back at once")
-            + "; the controller does so at its next check, if too many are away "
-            + "(leader.imbalance.check.interval.seconds)"
+        remedy = (
+            "`minibroker elect --preferred --all` moves their leaders back at once; the controller does so at its next "
+            "check, if too many are away (leader.imbalance.check.interval.seconds)"
+            if found.can_elect
+            else "no leader can move until the controller reaches ZooKeeper again"
         )
+        away = some_of(found.not_preferred_partitions)
+        lines.append(f"not led by their preferred broker: {away}: {pastable(remedy)}")
     return lines
 
 

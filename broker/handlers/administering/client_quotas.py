@@ -13,10 +13,12 @@ from minibroker.broker.quotas.entities import (
     QuotaEntity,
     QuotaKey,
     address_of,
+    entities_of,
     entity_problem,
     key_of,
     path_of,
     problem_of,
+    unknown_key,
 )
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import (
@@ -183,19 +185,18 @@ def _entity(parts: Sequence[QuotaEntityPart]) -> QuotaEntity:
 
 def _changes(entry: AlteredQuotas) -> dict[QuotaKey, float | None]:
     changes: dict[QuotaKey, float | None] = {}
+    is_of_address = any(part.entity_type == IP for part in entry.entity)
     for change in entry.ops:
         key = key_of(change.key)
         if key is None:
-            known = ", ".join(each.value for each in QuotaKey)
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{change.key!r} is not a quota here: give one of {known}")
+            raise BrokerError(ErrorCode.INVALID_REQUEST, unknown_key(change.key, is_of_address))
         if key in changes:
             raise BrokerError(ErrorCode.INVALID_REQUEST, f"{change.key} is changed twice")
         problem = None if change.remove else problem_of(key, change.value)
         if problem is not None:
             raise BrokerError(ErrorCode.INVALID_REQUEST, problem)
-        if (key in OF_ADDRESSES) is not any(part.entity_type == IP for part in entry.entity):
-            of = "addresses" if key in OF_ADDRESSES else "users and client ids"
-            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{change.key} is a quota of {of}")
+        if (key in OF_ADDRESSES) is not is_of_address:
+            raise BrokerError(ErrorCode.INVALID_REQUEST, f"{change.key} is a quota of {entities_of(key)}")
         changes[key] = None if change.remove else change.value
     return changes
 

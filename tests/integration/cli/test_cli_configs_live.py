@@ -64,6 +64,13 @@ def test_settings_are_changed_and_shown_and_take_effect_without_a_restart(minibr
 
 
 @pytest.mark.slow
+def test_a_quota_of_a_user_is_set_with_a_warning_even_if_the_cluster_has_no_users(minibroker: Shell) -> None:
+    changed = minibroker("configs", "alter", "--user", "frank", "--set", "producer_byte_rate=1000000000")
+    assert (changed.code, changed.out) == (0, "changed producer_byte_rate of user frank\n")
+    assert changed.err.startswith("warning: 'frank' is none of the users with a password")
+
+
+@pytest.mark.slow
 def test_the_removal_of_a_quota_says_whether_it_was_set(minibroker: Shell) -> None:
     alter = ("configs", "alter", "--client-id", "loader")
     assert minibroker.ok(*alter, "--delete", "producer_byte_rate") == (

@@ -119,4 +119,5 @@ def test_a_throttled_reassignment_is_listed_with_its_bytes_and_its_throttle_ends
     assert listed() == []
     assert settings("--topic", "bulk") == settings("--broker-default") == {}
     assert minibroker.ok("reassign", "cancel", "--all", "--format", "json") == "[]\n"
+    assert minibroker.ok("reassign", "cancel", "--all") == "no partition is being reassigned: nothing to cancel\n"
     assert "either FILE or --all" in minibroker.refused(2, "reassign", "cancel")

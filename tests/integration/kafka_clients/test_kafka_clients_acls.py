@@ -129,6 +129,11 @@ def test_the_command_line_adds_lists_and_removes(cluster: LocalCluster) -> None:
         ("User:alice", "READ"),
         ("User:alice", "DESCRIBE"),
     }
-    removed = minibroker.ok("acls", "remove", "--topic", "pay").splitlines()
+    refused = minibroker("acls", "remove", "--topic", "pay")
+    assert (refused.code, refused.out) == (1, "")
+    assert "matches: User:alice may Read Topic 'pay'\n" in refused.err
+    assert "to ask 'Remove 2 access control lists?'; to confirm, repeat with --yes" in refused.err
+    assert len(json.loads(minibroker.ok("acls", "list", "--topic", "pay", "--format", "json"))) == 2
+    removed = minibroker.ok("acls", "remove", "--topic", "pay", "--yes").splitlines()
     assert len(removed) == 2
     assert minibroker.ok("acls", "remove", "--topic", "pay").startswith("nothing removed")

@@ -96,6 +96,9 @@ def test_a_removal_can_be_cancelled_and_a_broker_that_died_can_be_removed(minibr
     assert "`minibroker brokers remove 2` finishes" in said
     assert "`minibroker brokers remove 2 --cancel` keeps" in said
     assert minibroker.ok("brokers", "remove", "2", "--cancel") == "keep: broker 2\n"
+    idle = "broker 2 is not being removed: nothing to cancel\n"
+    assert wait_until(lambda: minibroker.ok("brokers", "remove", "2", "--cancel") == idle, PATIENCE_S)
+    assert minibroker("brokers", "remove", "2", "--cancel", "--format", "json").json()["ids"] == []
     assert wait_until(lambda: minibroker("reassign", "list", "--format", "json").out == "[]\n", PATIENCE_S)
     assert minibroker.cluster.file().broker(2).leaving is None
     now = replicas(minibroker)

@@ -108,7 +108,7 @@ async def test_quotas_are_changed_as_asked_or_refused_with_the_reason(
         for wrong, why in (
             ({"producer_byte_rate": 0}, "producer_byte_rate=0 must be greater than 0"),
             ({"consumer_byte_rate": 1.5}, "consumer_byte_rate=1.5 must be a whole number"),
-            ({"bytes": 1}, "'bytes' is not a quota here: give one of producer_byte_rate"),
+            ({"bytes": 1}, "'bytes' is not a quota of users and client ids: give one of producer_byte_rate"),
         ):
             with pytest.raises(QuotaErrors, match=why):
                 await admin.alter_client_quotas({SLOW: {**wrong, "request_percentage": 5}})
@@ -217,8 +217,10 @@ async def test_an_address_over_its_rate_waits_for_its_connections_and_is_served(
         assert await admin.describe_client_quotas(user="alice") == {}
         for wrong, quota, why in (
             (QuotaEntity(ip="localhost"), "connection_creation_rate", "'localhost' is not an IP address"),
-            (QuotaEntity(ip="10.0.0.1"), "producer_byte_rate", "is a quota of users and client ids"),
-            (SLOW, "connection_creation_rate", "is a quota of addresses"),
+            (QuotaEntity(ip="10.0.0.1"), "producer_byte_rate", "of users and client ids: give --user NAME or"),
+            (SLOW, "connection_creation_rate", "is a quota of addresses: give --ip ADDRESS"),
+            (SLOW, "producer_byte_rat", r"not a quota of users and client ids: did you mean producer_byte_rate\?"),
+            (QuotaEntity(ip="10.0.0.1"), "rate", "not a quota of addresses: give connection_creation_rate"),
             (QuotaEntity(user="alice", ip="10.0.0.1"), "producer_byte_rate", "give it alone"),
             (QuotaEntity(user=".."), "producer_byte_rate", "cannot be stored"),
             (QuotaEntity(user="alice", client_id="."), "producer_byte_rate", "cannot be stored"),

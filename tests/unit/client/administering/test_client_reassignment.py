@@ -62,3 +62,13 @@ def test_an_error_that_names_its_partition_or_topic_does_not_name_it_twice() -> 
     assert str(TopicErrors({"is": of_topic})) == "is: INVALID_REQUEST: it is not 'it'"
     unnamed = BrokerError(ErrorCode.REQUEST_TIMED_OUT, "no answer", is_complete=True)
     assert str(TopicErrors({"a": unnamed, "b": unnamed})) == "a, b: REQUEST_TIMED_OUT: no answer"
+
+
+def test_errors_of_several_partitions_are_joined_without_a_full_stop_before_the_semicolon() -> None:
+    errors: dict[TopicPartition, MinibrokerError] = {
+        TopicPartition("orders", number): BrokerError(code)
+        for number, code in enumerate((ErrorCode.OFFSET_OUT_OF_RANGE, ErrorCode.POLICY_VIOLATION))
+    }
+    first, second = (str(error) for error in errors.values())
+    assert first.endswith(".")
+    assert str(PartitionErrors(errors)) == f"orders-0: {first[:-1]}; orders-1: {second}"

@@ -1,12 +1,13 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import msgspec
 import pytest
 
 from minibroker.client.cli.terminal.output import Format
-from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
+from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status, ZooKeeperStatus
 from minibroker.deploy.observing.status_screen import Glance, records_per_second, status_lines, watch
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
@@ -45,6 +46,26 @@ def test_leaders_away_from_their_preferred_brokers_are_reported_with_the_remedy(
         "once; the controller does so at its next check, if too many are away "
         "(leader.imbalance.check.interval.seconds)"
     )
+
+
+@pytest.mark.parametrize(
+    "changed",
+    [
+        {"zookeeper": ZooKeeperStatus("localhost:2181", 7, True, True, False)},
+        {"zookeeper": ZooKeeperStatus("localhost:2181", None, False, False, False)},
+        {"controller": ControllerStatus(None, 7)},
+        {"faults": {1: ["it is cut from ZooKeeper"]}},
+        {"faults": {1: ["it is isolated"]}},
+    ],
+)
+def test_no_election_is_advised_while_the_controller_does_not_reach_zookeeper(changed: dict[str, Any]) -> None:
+    away = msgspec.structs.replace(STATUS, not_preferred_partitions=["t-0"])
+    line = next(line for line in status_lines(msgspec.structs.replace(away, **changed)) if "preferred" in line)
+    assert line == (
+        "not led by their preferred broker: t-0: no leader can move until the controller reaches ZooKeeper again"
+    )
+    healed = msgspec.structs.replace(away, faults={2: ["it is cut from ZooKeeper"]})
+    assert "`minibroker elect --preferred --all`" in "".join(status_lines(healed))
 
 
 def test_facts_that_no_broker_reports_are_shown_as_unknown() -> None:
