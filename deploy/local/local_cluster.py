@@ -147,6 +147,7 @@ class LocalCluster:
         view = asyncio.run(with_details(self.view() if view is None else view, asks_controller=asks_controller))
         if asks_stalls:
             view = asyncio.run(with_stalls(view))
+        ordered = injected.all_faults(self.directory, cluster)
         silent = [
             entry
             for entry in cluster.brokers
@@ -169,10 +170,8 @@ class LocalCluster:
                 and (error := broker_process.last_error(self.log_of(broker_id))) is not None
             },
             full_disk=str(self.directory) if data_directory.is_full(self.directory) else None,
-            faults={
-                broker_id: faults.described(found)
-                for broker_id, found in injected.all_faults(self.directory, cluster).items()
-            },
+            faults={broker_id: faults.described(found) for broker_id, found in ordered.items()},
+            cut_from_zookeeper=[broker_id for broker_id, found in ordered.items() if found.zookeeper_is_cut],
         )
 
     def resolve(self, who: Who, *, must_exist: bool = False) -> list[Member]:

@@ -383,8 +383,10 @@ async def ask_transactional_ids(view: ClusterView, timeout_s: float = ASK_TIMEOU
 
 
 async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT_S) -> dict[int, dict[str, str]]:
-    """Return, by broker, the offline log directories and the reasons. Brokers that do not answer are left out."""
-    answers = await _ask_all(view, DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s)
+    """Return, by broker, the offline log directories and the reasons. Brokers that do not answer are left out,
+    and those that did not just now are not waited for."""
+    ids = [broker for broker, address in sorted(view.brokers.items()) if address in view.answered]
+    answers = await _ask_all(view, DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s, ids)
     return {
         broker: {found.log_dir: found.error_message for found in answer.results if found.error_code != ErrorCode.NONE}
         for broker, answer in answers.items()

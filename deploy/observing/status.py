@@ -25,6 +25,7 @@ from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of, listed
 
+_HEAL = "`minibroker heal`"
 _NAMED = 5
 """The number of partitions that a line names, and of topics for which it counts the rest."""
 
@@ -144,6 +145,8 @@ class Status(msgspec.Struct, frozen=True):
     which they may wait. None: unknown."""
     faults: dict[int, list[str]] = {}
     """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
+    cut_from_zookeeper: list[int] = []
+    """The brokers that injected faults cut from ZooKeeper."""
     missing_rights: list[str] = []
     """The rights without which the brokers do not show everything, as options of `minibroker acls add`. Without one to
     all topics, lists that would be empty are None."""
@@ -189,14 +192,9 @@ class Status(msgspec.Struct, frozen=True):
             )
         if self.zookeeper and not self.zookeeper.alive and not any(broker.alive for broker in self.brokers):
             return [*found, "the cluster is down: `minibroker up`"]
-        if self.zookeeper and not self.zookeeper.alive:
-            found.append(
-                f"no ZooKeeper answers at {self.zookeeper.connect}: start it where it runs"
-                if self.zookeeper.is_elsewhere
-                else "ZooKeeper is not running: `minibroker start zookeeper`"
-            )
-        elif self.zookeeper and self.zookeeper.paused:
-            found.append("ZooKeeper is paused: `minibroker resume zookeeper`")
+        zookeeper = self._zookeeper_problem()
+        if zookeeper is not None:
+            found.append(f"{zookeeper[0]}, so no leader and no controller can be elected: {zookeeper[1]}")
         for broker in self.brokers:
             problem = broker.problem(self.is_unknown, self.faults.get(broker.id, ()))
             if problem is not None:
@@ -214,7 +212,8 @@ class Status(msgspec.Struct, frozen=True):
             remedy = "see `minibroker logs all`" if runs else self._remedy([broker.id for broker in self.brokers])
             found.append(f"no broker that knows the controller and the partitions answers: {remedy}")
         elif self.controller.id is None:
-            found.append("no broker that answers knows a controller: see `minibroker logs all`")
+            remedy = "see `minibroker logs all`" if zookeeper is None else zookeeper[1]
+            found.append(f"no broker that answers knows a controller: {remedy}")
         if self.offline_partitions:
             found.append(f"{some_of(self.offline_partitions)} without a leader: {self._remedy(self.offline_isr)}")
         if self.under_min_isr_partitions:
@@ -243,8 +242,30 @@ class Status(msgspec.Struct, frozen=True):
             )
         return found
 
+    def _zookeeper_problem(self) -> tuple[str, str] | None:
+        """Return why no broker reaches ZooKeeper, and the remedy. None: some may reach it."""
+        if self.zookeeper is None:
+            return None
+        if not self.zookeeper.alive and self.zookeeper.is_elsewhere:
+            return f"no ZooKeeper answers at {self.zookeeper.connect}", "start it where it runs"
+        if not self.zookeeper.alive:
+            return "ZooKeeper is not running", "`minibroker start zookeeper`"
+        if self.zookeeper.paused:
+            return "ZooKeeper is paused", "`minibroker resume zookeeper`"
+        running = [broker.id for broker in self.brokers if broker.alive and not broker.paused]
+        if running and set(running) <= set(self.cut_from_zookeeper):
+            cut = f"{all_of('broker', running)} {'are' if len(running) > 1 else 'is'} cut from ZooKeeper"
+            return f"{cut} by injected faults", _HEAL
+        return None
+
     def _remedy(self, needed: Collection[int], after: str = "") -> str:
-        """Return what brings the replicas of these brokers back, and `after` that; "wait" if they run."""
+        """Return what brings the replicas of these brokers back, and `after` that; "wait" if they run. If no broker
+        reaches ZooKeeper, the remedy of that comes first."""
+        zookeeper = self._zookeeper_problem()
+        if zookeeper is not None:
+            faults = {} if zookeeper[1] == _HEAL else self.faults
+            rest = replace(self, zookeeper=None, faults=faults)._remedy(needed, after)
+            return f"{zookeeper[1]}, then {rest}"
         known = {broker.id: broker for broker in self.brokers}
         here = [known[broker] for broker in sorted(needed) if broker in known]
         elsewhere = [broker for broker in sorted(needed) if broker not in known]
@@ -279,11 +300,13 @@ def status_of_processes(
     recoveries: Mapping[int, RecoveryProgress] = MappingProxyType({}),
     silent: Collection[int] = (),
     faults: Mapping[int, list[str]] = MappingProxyType({}),
+    cut_from_zookeeper: Collection[int] = (),
 ) -> Status:
     """Return the status of a cluster that was started here.
 
     By broker id: `states` of the processes, `last_errors` of those that ended, `silent` the running brokers that did
-    not answer, `recoveries` the progress of silent brokers that start, `faults` those that were ordered. A ZooKeeper
+    not answer, `recoveries` the progress of silent brokers that start, `faults` those that were ordered, and
+    `cut_from_zookeeper` the brokers that they cut from it. A ZooKeeper
     elsewhere is RUNNING if it answers, else GONE.
     """
     asked, slow = view, view.slow()
@@ -312,7 +335,7 @@ def status_of_processes(
     ]
     brokers += [broker for broker in _registered(view, offline_log_dirs) if broker.id not in states]
     server = cluster.zookeeper
-    return _status(
+    found = _status(
         brokers,
         ZooKeeperStatus(
             connect=server.connect,
@@ -326,6 +349,7 @@ def status_of_processes(
         full_disk,
         faults,
     )
+    return replace(found, cut_from_zookeeper=sorted(cut_from_zookeeper))
 
 
 def status_of_view(

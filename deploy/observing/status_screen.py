@@ -16,6 +16,7 @@ from minibroker.client.cli.terminal.output import Format, print_json, table_line
 from minibroker.deploy.observing.status import BrokerStatus, Status, some_of
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import all_of
 
 INTERVAL_S = 1.0
 
@@ -48,7 +49,8 @@ def status_lines(found: Status) -> list[str]:
     lines = table_lines(("broker", "port", "pid", "state", "leaders", "controller"), rows)
     if found.zookeeper is not None:
         state = "paused" if found.zookeeper.paused else "running" if found.zookeeper.alive else "not running"
-        lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}")
+        cut = f", cut from {all_of('broker', found.cut_from_zookeeper)}" if found.cut_from_zookeeper else ""
+        lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}{cut}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
     lines += fault_lines(found)

@@ -351,17 +351,47 @@ def test_problems_of_thousands_of_partitions_are_lines_that_can_be_read() -> Non
 def test_a_zookeeper_that_is_gone_or_paused_is_a_problem() -> None:
     whole = merge([answer()])
     gone = status_of_processes(CLUSTER, ALL_RUN, ProcessState.GONE, whole)
-    assert gone.problems() == ["ZooKeeper is not running: `minibroker start zookeeper`"]
+    assert gone.problems() == [
+        "ZooKeeper is not running, so no leader and no controller can be elected: `minibroker start zookeeper`"
+    ]
     assert gone.zookeeper is not None
     assert gone.zookeeper.pid is None
     paused = status_of_processes(CLUSTER, ALL_RUN, ProcessState.PAUSED, whole)
-    assert paused.problems() == ["ZooKeeper is paused: `minibroker resume zookeeper`"]
+    assert paused.problems() == [
+        "ZooKeeper is paused, so no leader and no controller can be elected: `minibroker resume zookeeper`"
+    ]
+
+
+def test_what_brings_zookeeper_back_is_the_first_remedy_of_partitions_without_a_leader() -> None:
+    states = {**ALL_RUN, 1: ProcessState.GONE}
+    view = merge([answer(brokers=(2, 3), partitions={0: (-1, 4, [1])})])
+    view = view._replace(answered=frozenset(view.brokers.values()))
+    cut = {broker: ["it is cut from ZooKeeper"] for broker in (2, 3)}
+    for server, cut_off, why, remedy in (
+        (ProcessState.PAUSED, (), "ZooKeeper is paused", "`minibroker resume zookeeper`"),
+        (
+            ProcessState.RUNNING,
+            (2, 3),
+            "brokers 2 and 3 are cut from ZooKeeper by injected faults",
+            "`minibroker heal`",
+        ),
+    ):
+        faults = cut if cut_off else {}
+        status = status_of_processes(CLUSTER, states, server, view, faults=faults, cut_from_zookeeper=cut_off)
+        problems = status.problems()
+        assert problems[0] == f"{why}, so no leader and no controller can be elected: {remedy}"
+        assert f"orders-0 without a leader: {remedy}, then `minibroker start 1`" in problems
+    assert "ZooKeeper at 127.0.0.1:2181: running, cut from brokers 2 and 3" in status_lines(status)
+    one = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view, faults=cut, cut_from_zookeeper=[2])
+    assert one.problems()[0] == "broker 1 is not running: `minibroker start 1`", "broker 3 reaches ZooKeeper"
 
 
 def test_a_zookeeper_that_was_not_started_here_is_not_to_be_started_here() -> None:
     elsewhere = replace(CLUSTER, zookeeper=ZooKeeperEntry("elsewhere:2181"))
     problems = status_of_processes(elsewhere, ALL_RUN, ProcessState.GONE, merge([answer()])).problems()
-    assert problems == ["no ZooKeeper answers at elsewhere:2181: start it where it runs"]
+    assert problems == [
+        "no ZooKeeper answers at elsewhere:2181, so no leader and no controller can be elected: start it where it runs"
+    ]
 
 
 def test_of_a_cluster_that_is_down_nothing_else_is_to_be_said() -> None:
