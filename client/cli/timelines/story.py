@@ -34,6 +34,8 @@ SIGNS_WITHIN_MS = 60_000
 """Maximum time between a sign and the loss of the broker."""
 TOGETHER_MS = 2_000
 """Losses that follow each other faster than this are one failover."""
+_BACK_WITHIN_MS = 5_000
+"""A broker that registers again this soon, and was neither unreachable nor silent, had only lost its session."""
 _CLOCKS_DIFFER_MS = 1_000
 _LATE_MS = 100
 """A busy controller hears an answer this much later than its recorded times add up to."""
@@ -91,6 +93,8 @@ class Story(NamedTuple):
     left_ms: float | None = None
     """Time until the last lost replica had left the ISR of a partition that kept its leader, whose writes with acks=all
     had waited for it. None: there was no such partition."""
+    may_have_run: tuple[int, ...] = ()
+    """Former leaders that had only lost their registrations, and may have taken writes until they were replaced."""
 
     def ending(self) -> str:
         parts = []
@@ -115,6 +119,9 @@ class Story(NamedTuple):
             parts.append(f"without a leader for {milliseconds(self.late_ms)}: {', '.join(cut(self.late))}")
         if self.leaderless:
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
+        if self.may_have_run:
+            ran = all_of("broker", self.may_have_run)
+            parts.append(f"{ran} may have run on, and have taken writes until replaced")
         since = ", from when that was noticed" if self.noticed_late else ""
         ending = f"In all{since}: {'; '.join(parts)}."
         if self.short:
@@ -152,6 +159,7 @@ class Story(NamedTuple):
             "led_ms": self.led_ms,
             "below_min_isr": list(self.short),
             "enough_ms": self.enough_ms,
+            "may_have_run": list(self.may_have_run),
         }
         return [*(step._asdict() for step in self.steps), whole]
 
@@ -318,6 +326,7 @@ class _Teller:
             for sign in self._signs
             if sign["event"] == "Resignation" and sign["cause"] == _CONTROLLER_STOPS
         }
+        self._back = self._only_registered_again(turns[0])
         self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == _STOPS
         self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
@@ -388,6 +397,7 @@ class _Teller:
             for state in turn.get("states", [])
             if not _is_election(state) and not set(state.get("isr_before", ())) <= set(state["isr"])
         ]
+        former = {state.get("leader_before") for _, state in elections}
         short, enough_ms = self._short_of_replicas()
         is_confirmed = bool(led) and len(confirmed_ms) == len(confirmed)
         return Story(
@@ -404,6 +414,7 @@ class _Teller:
             tuple(late),
             max((led_later[p] for p in late), default=None),
             max(left, default=None),
+            tuple(sorted(self._back & former)),
         )
 
     def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
@@ -438,7 +449,7 @@ class _Teller:
         gone = {b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))}
         gone |= {silence["broker"] for silence in self._silences}
         gone |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]} - self._stopped
-        lost, stopped = sorted(gone - self._stopped), sorted(self._stopped)
+        lost, stopped = sorted(gone - self._stopped - self._back), sorted(self._stopped)
         happened = []
         if stopped:
             happened.append(f"{all_of('broker', stopped)} stopped cleanly")
@@ -446,6 +457,8 @@ class _Teller:
         if lost:
             why = "" if not full else " (full disk)" if full == lost else f" (full disk of {all_of('broker', full)})"
             happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{why}")
+        if again := sorted(gone & self._back):
+            happened.append(f"{all_of('broker', again)} lost the registration and registered again")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
             if not happened and (before := self._controller_before(changes[-1])) not in (
@@ -455,6 +468,15 @@ class _Teller:
                 moved += f" in the place of broker {before}"
             happened.append(moved)
         return " and ".join(happened)
+
+    def _only_registered_again(self, first_turn: int) -> set[int]:
+        """Return the victims that registered again soon and were found neither unreachable nor silent. Their sessions
+        had ended, for instance because ZooKeeper was away."""
+        until_ms = self._entries[self._last_turn]["time_ms"] + _BACK_WITHIN_MS
+        soon = [entry for entry in self._entries[first_turn:] if entry["time_ms"] <= until_ms]
+        noticed = {entry["broker"] for entry in (*self._signs, *self._silences) if "broker" in entry} | self._stopped
+        noticed |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
+        return {b for turn in self._turns for b in turn.get("lost", [])} & _came_back(soon, 0, len(soon)) - noticed
 
     # -- the entries of this failover --
 
@@ -565,9 +587,11 @@ class _Teller:
             silent = self._silent(turn["lost"], turn)
             self._noticed_late |= bool(silent)
             if silent := [broker for broker in silent if broker not in turn.get("added", [])]:
+                sessions = "its session" if len(silent) == 1 else "their sessions"
                 text += (
-                    f" No broker had found {_brokers(silent)} unreachable before: a broker that hangs is noticed when "
-                    f"ZooKeeper ends its session, {_SESSION_TIMEOUT} after its last heartbeat."
+                    f" It is not recorded that {_brokers(silent)} could not be reached before: ZooKeeper ended "
+                    f"{sessions}, {_SESSION_TIMEOUT} after the last heartbeat, because of a hang or because ZooKeeper "
+                    "was away."
                 )
             yield self._step(turn, 0.0, text)
         yield from self._elections(turn)

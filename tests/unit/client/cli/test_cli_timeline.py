@@ -255,10 +255,33 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
         "ZooKeeper was away."
     )
     assert gone == (
-        "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. No broker had found it "
-        "unreachable before: a broker that hangs is noticed when ZooKeeper ends its session, "
-        "`zookeeper.session.timeout.ms` (6 s by default) after its last heartbeat."
+        "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. It is not recorded that "
+        "it could not be reached before: ZooKeeper ended its session, `zookeeper.session.timeout.ms` (6 s by default) "
+        "after the last heartbeat, because of a hang or because ZooKeeper was away."
     )
+
+
+@pytest.mark.parametrize("is_at_once", [True, False])
+def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(is_at_once: bool) -> None:
+    recorder = Recorder()
+    recorder.add(0, 3, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    states = [state("a-0", (1, 3), ([1, 2, 3], [3]), 2.0), state("a-1", (2, 3), ([1, 2, 3], [3]), 2.0)]
+    sent = [order("LeaderAndIsr", 3)]
+    recorder.add(
+        90_000, 3, 5, "BrokerChange", lost=[1, 2], added=[1] if is_at_once else [], states=states, sent=sent, total_ms=9
+    )
+    recorder.add(90_001, 3, 5, "BrokerSilent", broker=2, lasted_ms=10_000.0)
+    recorder.add(90_400, 3, 5, "BrokerChange", lost=[], added=[] if is_at_once else [1])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "broker 2 was lost and broker 1 lost the registration and registered again"
+    assert story.may_have_run == (1,)
+    assert "broker 1 may have run on, and have taken writes until replaced." in story.ending()
+    recorder.entries[2]["broker"] = 1  # a broker that hung is lost, though it is back
+    recorder.entries[2]["time_ms"] += 1
+    hung = last_failover(recorder.entries)
+    assert hung is not None
+    assert (hung.title, hung.may_have_run) == ("brokers 1 and 2 were lost", ())
 
 
 @pytest.mark.parametrize(
