@@ -116,13 +116,14 @@ def overview_sections(
     view = overview(state, query, health if as_of_ms is None else None)
     as_of = "" if as_of_ms is None else f", as of {time_of_day(as_of_ms)}"
     epoch = state.description.controller_epoch
+    partitions_seen = sum(len(topic.partitions) for topic in state.topics.values())
     facts = [
         ("Controller", view.controller + ("" if epoch is None else f", epoch {epoch}")),
         (
             "Brokers",
             f"{len(state.description.brokers)} of {len(view.brokers)} {'alive' if not as_of else 'were alive'}",
         ),
-        ("Partitions", f"{sum(len(topic.partitions) for topic in state.topics.values()):,}"),
+        ("Partitions", f"{partitions_seen:,}{' seen, and maybe others' if state.hides_topics else ''}"),
         ("Cluster", view.cluster_id),
     ]
     if view.troubles:
@@ -133,7 +134,7 @@ def overview_sections(
             _partition_table(view.troubles, view.brokers, "Partitions in trouble"),
             element("p", f"and {rest:,} more") if rest else None,
         ]
-    elif as_of or is_checking or (health is not None and health.is_any_partition_in_trouble):
+    elif as_of or is_checking or state.hides_topics or (health is not None and health.is_any_partition_in_trouble):
         troubles = []  # the two looks are seconds apart, and the problems above say what is known
     else:
         troubles = [element("p", "✓ Every partition has a leader, and all replicas are in sync.", class_="good")]
@@ -142,7 +143,7 @@ def overview_sections(
         empty = f"There is no topic {query.topic!r}."
     else:
         heading, empty = f"All partitions{as_of}", "There is no topic yet: `minibroker topics create NAME` creates one."
-    if health is not None and health.hides_topics:
+    if state.hides_topics:
         empty = f"This console sees no topic{f' {query.topic!r}' if query.topic else ''}: it may not see all of them."
     elif is_checking and not query.topic:
         empty = "No topic is seen."
@@ -159,7 +160,7 @@ def overview_sections(
         "brokers": section(
             "brokers",
             element("h2", f"Brokers{as_of}"),
-            _broker_table(view.brokers, as_of_ms is None),
+            _broker_table(view.brokers, as_of_ms is None, state.hides_topics),
             None if as_of else _legend_of(view.brokers),
         ),
         "moves": section("moves", _move_table(view.moves)),
@@ -168,7 +169,8 @@ def overview_sections(
     }
 
 
-def _broker_table(brokers: Sequence[BrokerView], is_live: bool) -> Markup:
+def _broker_table(brokers: Sequence[BrokerView], is_live: bool, hides_topics: bool) -> Markup:
+    """With `hides_topics`, what is counted is not known."""
     are_ill = is_live and any(broker.faults for broker in brokers)
     rows = [
         element(
@@ -183,9 +185,11 @@ def _broker_table(brokers: Sequence[BrokerView], is_live: bool) -> Markup:
                 class_="reason silent" if is_live and broker.state in UNCERTAIN else "reason",
             ),
             element("td", "controller" if broker.is_controller else ""),
-            number(broker.leads),
-            number(broker.in_sync),
-            element("td", f"{broker.out_of_sync:,}", class_="number out-of-sync" if broker.out_of_sync else "number"),
+            number(None if hides_topics else broker.leads),
+            number(None if hides_topics else broker.in_sync),
+            element("td", f"{broker.out_of_sync:,}", class_="number out-of-sync")
+            if broker.out_of_sync
+            else number(None if hides_topics else 0),
         )
         for broker in brokers
     ]
@@ -440,6 +444,8 @@ def _story(story: Story, is_open: bool, causes: Sequence[tuple[Applied, float]])
 # --- Groups ----------------------------------------------------------------------------------------------------------
 
 
+_NO_GROUP = "There is no consumer group."
+_NO_GROUP_SEEN = "This console sees no consumer group: it may not Describe the cluster, and so not all groups."
 LagsOf = Callable[[str], Sequence[tuple[float, int | None]]]
 """Returns the lags of a group with their times, by the wall clock. None: it was not known."""
 
@@ -459,7 +465,7 @@ def group_sections(groups: Groups | None, query: Query, lags_of: LagsOf, now_s: 
             "groups",
             pager("/groups", query, at, pages, counted(groups.selected, "group")),
             [_group(each, lags_of(each.group.group), now_s) for each in groups.details]
-            or element("p", "There is no consumer group." if groups.selected == 0 else None),
+            or element("p", (_NO_GROUP_SEEN if groups.hides_groups else _NO_GROUP) if groups.selected == 0 else None),
         ),
     }
 

@@ -27,7 +27,7 @@ from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.timelines.timeline import entries_in_files, entries_of_all
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import BrokersFailed, InvalidSetting
+from minibroker.client.errors import BrokersFailed, InvalidSetting, TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.deploy.console.record_page import ALL_BROKERS, Settings
 from minibroker.deploy.console.records import (
@@ -46,7 +46,8 @@ from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
-from minibroker.protocol.errors import BrokerError, MinibrokerError
+from minibroker.deploy.observing.rights import NOBODYS_TOPIC
+from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
 
@@ -69,6 +70,7 @@ _SESSION_TIMEOUT = "zookeeper.session.timeout.ms"
 _TOPICS_AT_A_TIME = 100
 _GROUPS_AT_A_TIME = 16
 REASSIGNMENTS_EVERY_S = 3.0
+RIGHTS_EVERY_S = 10.0
 GROUPS_SAMPLED = 20
 """The lag of more groups is not sampled, since each costs its coordinator a write."""
 
@@ -102,6 +104,8 @@ class Reader:
         self._contacts = Contacts()
         self._reassigned: dict[TopicPartition, PartitionReassignment] = {}
         self._reassigned_at_s = float("-inf")
+        self._hides_topics = False
+        self._rights_at_s = float("-inf")
 
     @property
     def silent(self) -> tuple[int, ...]:
@@ -123,8 +127,11 @@ class Reader:
             await self._drop(_CLUSTER)
             raise
         ids = [broker.id for broker in description.brokers]
-        found, reassigned, local = await asyncio.gather(
-            self._replicas(admin, ids), self._reassignments(admin, topics), asyncio.to_thread(self._of_this_machine)
+        found, reassigned, local, hides_topics = await asyncio.gather(
+            self._replicas(admin, ids),
+            self._reassignments(admin, topics),
+            asyncio.to_thread(self._of_this_machine),
+            self._may_hide_topics(admin),
         )
         behind = {broker_id: _lags(replicas) for broker_id, replicas in found.items()}
         await self._learn_timeouts(admin, self._contacts.unknown(behind))
@@ -145,7 +152,22 @@ class Reader:
             for partition, one in reassigned.items()
         }
         ends = await end_offsets(admin, topics, answering)
-        return state._replace(ends=ends, sessions=sessions, moves=moves)
+        return state._replace(ends=ends, sessions=sessions, moves=moves, hides_topics=hides_topics)
+
+    async def _may_hide_topics(self, admin: Admin) -> bool:
+        """Return whether there may be topics that brokers do not show to this user, see `rights`."""
+        if time.monotonic() >= self._rights_at_s + RIGHTS_EVERY_S:
+            self._rights_at_s = time.monotonic()
+            try:
+                async with asyncio.timeout(ANSWER_WITHIN_S):
+                    await admin.describe_topics([NOBODYS_TOPIC])
+            except TopicErrors as failed:
+                error = failed.errors[NOBODYS_TOPIC]
+                is_refused = isinstance(error, BrokerError) and error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+                self._hides_topics = is_refused
+            except (TimeoutError, MinibrokerError):
+                pass  # what was known before holds
+        return self._hides_topics
 
     def _of_this_machine(self) -> _OfThisMachine:
         cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
@@ -282,7 +304,8 @@ class Reader:
             owners = {p: member.member_id for member in described[group].members for p in member.partitions or ()}
             lags = (PartitionLag(p, committed[group].get(p), ends.get(p), owners.get(p)) for p in partitions)
             details.append(GroupDetails(described[group], tuple(lags)))
-        return Groups(tuple(details), errors | more_errors, len(selected), silent)
+        hides_groups = not listed and await _refuses_the_cluster(admin)
+        return Groups(tuple(details), errors | more_errors, len(selected), silent, hides_groups)
 
     async def records(self, reading: RecordReading) -> Records:
         """Raises MinibrokerError if no broker answers."""
@@ -324,9 +347,11 @@ class Reader:
             if not topic.is_internal
             for each in topic.partitions
         }
-        ends, committed = await asyncio.gather(end_offsets(admin, topics, names), _sampled_offsets(admin))
+        ends, committed, hides_topics = await asyncio.gather(
+            end_offsets(admin, topics, names), _sampled_offsets(admin), self._may_hide_topics(admin)
+        )
         lags = None if committed is None else sampled_lags(committed, names, ends)
-        return Sight(
+        sight = Sight(
             ends,
             sum(each.leader is None for each in partitions),
             sum(len(each.isr) < len(each.replicas) for each in partitions),
@@ -334,6 +359,7 @@ class Reader:
             lags,
             0 if committed is None or lags is None else len(committed) - len(lags),
         )
+        return sight.of_some_topics() if hides_topics else sight
 
     async def settings(self, query: Query) -> Settings:
         """Return the settings of the query's topic or broker, or of the first broker. Raises MinibrokerError if no
@@ -411,6 +437,21 @@ async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:
         for partition, replica in directory.replicas.items()
         if not replica.is_future
     }
+
+
+async def _refuses_the_cluster(admin: Admin) -> bool:
+    """Return whether this user may not Describe the cluster, and so not all of its groups."""
+    try:
+        async with asyncio.timeout(ANSWER_WITHIN_S):
+            await admin.describe_log_dirs()
+    except BrokersFailed as failed:
+        return any(
+            isinstance(error, BrokerError) and error.code is ErrorCode.CLUSTER_AUTHORIZATION_FAILED
+            for error in failed.errors.values()
+        )
+    except (TimeoutError, MinibrokerError):
+        pass
+    return False
 
 
 def _lags(replicas: Replicas) -> dict[TopicPartition, int]:

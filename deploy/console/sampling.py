@@ -48,8 +48,10 @@ class Sight(NamedTuple):
 
     ends: Mapping[TopicPartition, int]
     """High watermarks of the partitions whose leaders answered, without internal topics."""
-    leaderless: int
-    under_replicated: int
+    leaderless: int | None
+    """None: not all topics may be seen."""
+    under_replicated: int | None
+    """As `leaderless`."""
     follower_lag: int | None
     """Committed records that in-sync and other followers lack, summed up. None: the broker of a replica did not
     answer."""
@@ -57,6 +59,12 @@ class Sight(NamedTuple):
     """Of groups that have committed. None: the groups, the commits of one, or the end of a partition are not known."""
     without_commit: int = 0
     """Groups that have committed nothing, so that they have no lag."""
+
+    def of_some_topics(self) -> Sight:
+        """Return what is known if there may be topics that this user may not see. There may be hidden groups, too."""
+        return self._replace(
+            leaderless=None, under_replicated=None, follower_lag=None, group_lags=self.group_lags or None
+        )
 
 
 class Sample(NamedTuple):
@@ -68,20 +76,22 @@ class Sample(NamedTuple):
     waiting: int | None
     """Producers' requests that wait for followers. None: not known."""
     leaderless: int | None
-    """None: no broker answered."""
+    """None: no broker answered, or not all topics may be seen."""
     under_replicated: int | None
-    """None: no broker answered."""
+    """As `leaderless`."""
     follower_lag: int | None
     """None: not known."""
     group_lag: int | None
     """Of the sampled groups. None: that of one is not known, or none has committed."""
     refused_per_s: float | None = None
     """Producers' batches that brokers answered with an error. None: not known."""
+    hides_topics: bool = False
+    """Whether brokers answered, and not all topics may be seen."""
 
     @property
     def is_gap(self) -> bool:
         """Whether no broker answered."""
-        return self.leaderless is None
+        return self.leaderless is None and not self.hides_topics
 
 
 def total_lag(sight: Sight) -> int | None:
@@ -161,7 +171,7 @@ class Sampler:
             sight, counters = await asyncio.gather(self._look(), asyncio.to_thread(self._ask_for_counters))
         except (TimeoutError, MinibrokerError):
             self._before, self.rates, self.topics = None, [], {}
-            self._add(Sample(time.time(), *[None] * 7))
+            self._add(Sample(time.time(), None, None, None, None, None, None, None))
             self.lags.lost(time.time())
             return
         now_s, at_s = time.monotonic(), time.time()
@@ -183,6 +193,7 @@ class Sampler:
                 sight.follower_lag,
                 total_lag(sight),
                 refused_per_s(self.rates),
+                sight.leaderless is None,
             )
         )
         if sight.group_lags is None:

@@ -45,6 +45,8 @@ class ClusterState(NamedTuple):
     """Brokers of this machine whose processes do not exist."""
     faults: Mapping[int, Faults] = MappingProxyType({})
     """The faults that brokers of this machine were ordered to have."""
+    hides_topics: bool = False
+    """Whether the console's user may not see all topics."""
 
 
 class Timeline(NamedTuple):
@@ -65,6 +67,8 @@ class Groups(NamedTuple):
     """Groups that the query selects, on all pages."""
     silent: tuple[int, ...]
     """Brokers that did not list their groups."""
+    hides_groups: bool = False
+    """Whether there may be groups that the console's user may not see, if it sees none."""
 
     @property
     def lags(self) -> dict[str, int | None]:

@@ -26,7 +26,6 @@ from minibroker.deploy.console.parts import Sections, content, frame, notice, to
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import CUT, Cell, Query, overview, shown_partitions, still_true
-from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
@@ -373,11 +372,17 @@ def test_nothing_is_said_to_be_in_order_while_a_problem_of_partitions_is_listed(
 
 
 def test_a_console_that_may_not_see_all_topics_does_not_say_that_there_is_none_or_that_all_is_well() -> None:
-    health = replace(_status(), missing_rights=[rights.TOPICS], offline_partitions=None)
-    sections = pages.overview_sections(_state(), Query(), health)
+    hidden = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1, 2, 3])))._replace(hides_topics=True)
+    sections = pages.overview_sections(hidden, Query(), _status())
     assert "✓" not in sections["troubles"]
+    assert "1 seen, and maybe others" in sections["summary"]
+    assert '<td class="number">0</td>' not in sections["brokers"]
+    sections = pages.overview_sections(hidden._replace(topics={}), Query(), _status())
     assert "This console sees no topic: it may not see all of them." in sections["partitions"]
     assert "There is no topic yet" in pages.overview_sections(_state(), Query(), _status())["partitions"]
+    for hides_groups, said in ((True, "may not Describe the cluster"), (False, "There is no consumer group.")):
+        groups = Groups((), {}, 0, (), hides_groups)
+        assert said in pages.group_sections(groups, Query(), lambda _: [], 10.0)["groups"]
     refused = pages.failover_sections(Timeline(1, [], {1: "refused"}), [], Query())["failovers"]
     assert "No failover is known: no broker's entries could be read." in entities.unescape(refused)
     assert "No failover is recorded" in pages.failover_sections(Timeline(1, [], {}), [], Query())["failovers"]

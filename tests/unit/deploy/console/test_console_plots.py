@@ -50,9 +50,20 @@ async def test_a_cluster_that_does_not_answer_leaves_a_gap() -> None:
     assert (rates[0], rates[2]) == (None, None)
     assert (rates[1] or 0) > 0
     assert sampler.version == 4
-    assert sampler.samples[0][3:] == (None, 1, 2, 3, 4, None)
+    assert sampler.samples[0][3:] == (None, 1, 2, 3, 4, None, False)
     assert [lag for _, lag in sampler.lags.of("billing")] == [3, None, 3]
     assert [sample.is_gap for sample in sampler.samples] == [False, False, True, False]
+
+
+async def test_what_is_known_of_some_topics_alone_is_no_number_of_all() -> None:
+    async def look() -> Sight:
+        return Sight({ORDERS: 7}, 0, 0, 0, {}).of_some_topics()
+
+    sampler = Sampler(look, None)
+    await sampler.sample()
+    (sample,) = sampler.samples
+    assert (sample.leaderless, sample.under_replicated, sample.follower_lag, sample.group_lag) == (None,) * 4
+    assert not sample.is_gap, "brokers answered"
 
 
 def test_lags_are_kept_for_ten_minutes_whether_sampled_or_seen_on_a_page() -> None:
