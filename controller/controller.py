@@ -152,8 +152,9 @@ class Controller:
         tenure, self._tenure = self._tenure, None
         if tenure is None:
             return
+        away = tenure.away()
         await tenure.close()
-        self.timeline.record("Resignation", reason, tenure.epoch)
+        self.timeline.record("Resignation", reason, tenure.epoch, away)
         self._hooks.on_brokers_changed(())
 
     def _tenure_ended(self, tenure: Tenure) -> None:

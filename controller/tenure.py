@@ -94,6 +94,8 @@ class Tenure:
         ):
             self._handlers.update(family.handlers())
         self._task: asyncio.Task[None] | None = None
+        self._clock = world.clock
+        self._away_since_s: float | None = None
 
     # -- life --
 
@@ -120,8 +122,17 @@ class Tenure:
 
     def session_changed(self, state: SessionState) -> None:
         self._access.session_changed()
-        if state is SessionState.CONNECTED:
+        if state is SessionState.SUSPENDED:
+            self._away_since_s = self._clock.monotonic()
+        elif state is SessionState.CONNECTED:
+            self._away_since_s = None
             self._loop.post(events.SessionReconnected(self.epoch))
+
+    def away(self) -> dict[str, float]:
+        """Return for the timeline for how long the connection to ZooKeeper has been lost (`away_ms`), if it is."""
+        if self._away_since_s is None:
+            return {}
+        return {"away_ms": round((self._clock.monotonic() - self._away_since_s) * 1_000, 3)}
 
     async def close(self) -> None:
         """Stop at once. When this returns, none of the tenure's tasks is running."""

@@ -470,13 +470,13 @@ class _Teller:
         return " and ".join(happened)
 
     def _only_registered_again(self, first_turn: int) -> set[int]:
-        """Return the victims that registered again soon and were found neither unreachable nor silent. Their sessions
+        """Return the brokers that registered again soon and were found neither unreachable nor silent. Their sessions
         had ended, for instance because ZooKeeper was away."""
         until_ms = self._entries[self._last_turn]["time_ms"] + _BACK_WITHIN_MS
         soon = [entry for entry in self._entries[first_turn:] if entry["time_ms"] <= until_ms]
         noticed = {entry["broker"] for entry in (*self._signs, *self._silences) if "broker" in entry} | self._stopped
         noticed |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
-        return {b for turn in self._turns for b in turn.get("lost", [])} & _came_back(soon, 0, len(soon)) - noticed
+        return _came_back(soon, 0, len(soon)) - noticed
 
     # -- the entries of this failover --
 

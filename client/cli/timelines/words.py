@@ -64,7 +64,9 @@ def sentence(entry: Entry) -> str:
                 entry
             )
         case "Resignation":
-            return f"Broker {entry['controller']} is no longer the controller: {entry['cause']}."
+            away_ms = entry.get("away_ms")
+            away = f" It had lost its connection to ZooKeeper {milliseconds(away_ms)} before." if away_ms else ""
+            return f"Broker {entry['controller']} is no longer the controller: {entry['cause']}.{away}"
         case "ControllerSuspected":
             return f"Broker {entry['controller']} cannot reach {broker}, the controller ({_reason(entry)})."
         case "ControllerRemoved":

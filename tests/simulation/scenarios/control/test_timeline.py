@@ -11,6 +11,7 @@ import pytest
 from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, TimelineRead
 from minibroker.client.cli.timelines.story import Story, failovers, last_failover
+from minibroker.client.cli.timelines.words import sentence
 from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from minibroker.deploy.simulator.loop import on_virtual_loop
 from minibroker.deploy.simulator.world import Simulation
@@ -19,7 +20,7 @@ from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
 from tests.running import run_by
-from tests.simulation.scenarios.helpers import as_admin, send_numbers
+from tests.simulation.scenarios.helpers import as_admin, send_numbers, session_of
 from tests.simulation.seeds import every_seed
 
 T = TypeVar("T")
@@ -108,6 +109,28 @@ async def test_the_report_of_a_killed_leader_begins_with_the_controllers_suspici
     assert f"remove /brokers/ids/{killed} " in story.steps[1].details[0]
     assert {step.broker for step in story.steps} == {controller}
     assert story.led_ms is not None
+
+
+@run_by(on_virtual_loop, seed=8)
+async def test_a_controller_whose_session_ended_reports_for_how_long_zookeeper_was_away() -> None:
+    cluster = await _start_cluster()
+    [controller] = cluster.active_controllers()
+    session = session_of(cluster, controller)
+    session.suspend()
+    await asyncio.sleep(3)
+    session.resume()
+    await asyncio.sleep(1)
+    assert cluster.active_controllers() == [controller]
+    session.suspend()
+    await asyncio.sleep(9)
+    session.resume()
+    await cluster.until(lambda: len(cluster.active_controllers()) == 1)
+    await asyncio.sleep(1)
+    entries = (await _read(cluster)).entries
+    [resignation] = [entry for entry in entries if entry["event"] == "Resignation"]
+    assert resignation["controller"] == controller
+    assert 9_000 <= resignation["away_ms"] <= 9_500
+    assert sentence(resignation).endswith(" had lost its connection to ZooKeeper 9,000 ms before.")
 
 
 @run_by(on_virtual_loop)

@@ -261,6 +261,21 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     )
 
 
+def test_a_leader_that_registers_after_the_new_controller_may_have_taken_writes() -> None:
+    recorder = Recorder()
+    recorder.add(0, 3, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_000, 3, 5, "Resignation", cause="the ZooKeeper session 0x1 has expired", away_ms=16_000.0)
+    states = [state("a-0", (1, 3), ([1, 2, 3], [3]), 2.0), state("a-1", (2, 3), ([1, 2, 3], [3]), 2.0)]
+    recorder.add(90_050, 3, 6, "Startup", brokers=[3], unreachable=[], topics=1, partitions=2, states=states)
+    recorder.add(90_051, 3, 6, "BrokerSilent", broker=2, lasted_ms=9_000.0)
+    recorder.add(90_150, 3, 6, "BrokerChange", lost=[], added=[1])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "broker 2 was lost and broker 3 became the controller"
+    assert story.ending().endswith("; broker 1 may have run on, and have taken writes until replaced.")
+    assert "It had lost its connection to ZooKeeper 16,000 ms before." in "".join(step.text for step in story.steps)
+
+
 @pytest.mark.parametrize("is_at_once", [True, False])
 def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(is_at_once: bool) -> None:
     recorder = Recorder()
