@@ -20,7 +20,7 @@ from minibroker.client.shown import shown, shows_only
 from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import ERRORS, BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.words import counted
+from minibroker.protocol.words import counted, listed
 
 K = TypeVar("K")
 R = TypeVar("R")
@@ -37,6 +37,13 @@ def no_such_partition(partition: TopicPartition, count: int, doing: str = "") ->
     )
 
 
+def acl_commands(principal: str | None, rights: Iterable[str]) -> str:
+    """Return the commands that give a principal these rights, which are options of `minibroker acls add`. `principal`
+    is None if the client does not know its own."""
+    who = "PRINCIPAL" if principal is None else shlex.quote(principal)
+    return listed(f"`minibroker acls add --allow-principal {who} {options}`" for options in rights)
+
+
 def topic_error(
     code: ErrorCode,
     detail: str,
@@ -51,14 +58,13 @@ def topic_error(
     if code is not ErrorCode.TOPIC_AUTHORIZATION_FAILED:
         return BrokerError(code, detail)
     who = principal or "this client's principal, which the broker's log names,"
-    allowed = "PRINCIPAL" if principal is None else shlex.quote(principal)
     needed = f"--operation {operation.shown} --topic {shlex.quote(topic)}"
     if group is not None:
         needed = f"--consumer --topic {shlex.quote(topic)} --group {shlex.quote(group)}"
     return BrokerError(
         code,
-        f"{who} may not Describe Topic {topic!r}: an administrator can allow it with `minibroker acls add "
-        f"--allow-principal {allowed} {needed}`",
+        f"{who} may not Describe Topic {topic!r}: an administrator can allow it with "
+        f"{acl_commands(principal, [needed])}",
         is_complete=True,
     )
 

@@ -15,9 +15,8 @@ from typing import NamedTuple
 from minibroker.client.admin import Admin
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import API_TIMEOUT_MS, LOOK_S
-from minibroker.client.errors import PartialFailure
+from minibroker.client.errors import PartialFailure, acl_commands
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
-from minibroker.protocol.words import listed
 
 _REFUSALS = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -105,14 +104,13 @@ def _refused(error: BaseException) -> BrokerError | None:
 
 def _with_all_rights(refused: BrokerError, needs: Sequence[str]) -> BrokerError:
     principal = security.principal()
-    who = "PRINCIPAL" if principal is None else shlex.quote(principal)
     advice, operation = _ADVICE.search(refused.detail), refused.detail.partition(" may not ")[2]
     if advice is not None and not any(_covers(each, advice[1], operation) for each in needs):
         needs = [*needs, advice[1]]
-    commands = listed(f"`minibroker acls add --allow-principal {who} {options}`" for options in needs)
     what, is_advice, _ = refused.detail.partition(": an administrator can allow it with ")
     if not is_advice:
         what = f"{principal or 'this client'} may not do all that the command needs"
+    commands = acl_commands(principal, needs)
     return BrokerError(
         refused.code, f"{what}: an administrator can allow the command with {commands}", is_complete=True
     )

@@ -161,26 +161,24 @@ def locked(directory: Path) -> Iterator[None]:
 
     The lock file stays only beside a cluster file: a refused `up` leaves nothing in a directory without a cluster."""
     path = directory / LOCK_NAME
-    descriptor = _locked(path)
-    try:
-        yield
-    finally:
-        if not (directory / FILE_NAME).exists():
-            path.unlink(missing_ok=True)
-        os.close(descriptor)
+    with contextlib.ExitStack() as stack:
+        stack.callback(os.close, _locked(path))
+        try:
+            yield
+        finally:
+            if not (directory / FILE_NAME).exists():
+                path.unlink(missing_ok=True)
 
 
 def _locked(path: Path) -> int:
     """Return a descriptor of the lock file, which is locked. Another command may remove the file between the opening
     and the locking; a lock on a removed file excludes no other command."""
     while True:
-        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-        try:
+        with contextlib.ExitStack() as stack:
+            descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+            stack.callback(os.close, descriptor)
             fcntl.flock(descriptor, fcntl.LOCK_EX)
             with contextlib.suppress(FileNotFoundError):
                 if os.path.samestat(os.fstat(descriptor), path.stat()):
+                    stack.pop_all()
                     return descriptor
-        except BaseException:
-            os.close(descriptor)
-            raise
-        os.close(descriptor)

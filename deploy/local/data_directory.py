@@ -5,7 +5,7 @@ from __future__ import annotations
 import contextlib
 import os
 import shutil
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from minibroker.client.shown import undecodable
@@ -34,13 +34,17 @@ def made(directory: Path) -> Iterator[None]:
         directory.mkdir(mode=OWNER_ONLY, parents=True, exist_ok=True)
     except OSError as error:
         raise LaunchError(f"the data directory {directory} cannot be created: {error.strerror}; use --data") from error
-    try:
+    with contextlib.ExitStack() as stack:
+        stack.callback(_remove_empty, missing)
         yield
-    except BaseException:
-        with contextlib.suppress(OSError):  # it is not empty, or another command has removed it
-            for created in missing:
-                created.rmdir()
-        raise
+        stack.pop_all()
+
+
+def _remove_empty(directories: Sequence[Path]) -> None:
+    """Remove these, the innermost first, up to one that is not empty or that another command has removed."""
+    with contextlib.suppress(OSError):
+        for each in directories:
+            each.rmdir()
 
 
 def log_dirs(directory: Path, broker_id: int, count: int) -> list[Path]:

@@ -9,15 +9,14 @@ Limit: topics that single DENY entries hide, beside a right to all topics, are n
 
 from __future__ import annotations
 
-import shlex
 from collections.abc import Sequence
 
+from minibroker.client.errors import acl_commands
 from minibroker.deploy.observing.cluster_view import ASK_TIMEOUT_S, ClusterView, ask
 from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.apis import METADATA
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import MetadataRequest, MetadataResponse
-from minibroker.protocol.words import listed
 
 ALL_TOPICS = "*"
 NOBODYS_TOPIC = "-.-"
@@ -59,10 +58,8 @@ async def with_missing_rights(view: ClusterView, timeout_s: float = ASK_TIMEOUT_
 def told(rights: Sequence[str], principal: str | None) -> str:
     """Return a sentence: what is unknown without these rights, and the remedy. `principal`: None if only the brokers
     know it."""
-    who = "PRINCIPAL" if principal is None else shlex.quote(principal)
-    commands = listed(f"`minibroker acls add --allow-principal {who} {options}`" for options in rights)
     unknown = "; ".join(_UNKNOWN[options] for options in rights)
     return (
         f"{principal or 'this client'} may not see everything, so this is unknown: {unknown}: an administrator can "
-        f"allow it with {commands}"
+        f"allow it with {acl_commands(principal, rights)}"
     )

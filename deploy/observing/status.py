@@ -306,8 +306,7 @@ def status_of_processes(
 
     By broker id: `states` of the processes, `last_errors` of those that ended, `silent` the running brokers that did
     not answer, `recoveries` the progress of silent brokers that start, `faults` those that were ordered, and
-    `cut_from_zookeeper` the brokers that they cut from it. A ZooKeeper
-    elsewhere is RUNNING if it answers, else GONE.
+    `cut_from_zookeeper` the brokers that they cut from it. A ZooKeeper elsewhere is RUNNING if it answers, else GONE.
     """
     asked, slow = view, view.slow()
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])

@@ -9,7 +9,7 @@ from typing import TypeVar
 import pytest
 
 from minibroker.client.admin import Admin
-from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, TimelineRead
+from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, Entry, TimelineRead
 from minibroker.client.cli.timelines.story import Story, failovers, last_failover
 from minibroker.client.cli.timelines.words import sentence
 from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
@@ -19,6 +19,7 @@ from minibroker.protocol import messages as m
 from minibroker.protocol.apis import DESCRIBE_TIMELINE
 from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.model import NO_LEADER, TopicPartition
+from minibroker.protocol.world import SessionState
 from tests.running import run_by
 from tests.simulation.scenarios.helpers import as_admin, send_numbers, session_of
 from tests.simulation.seeds import every_seed
@@ -40,6 +41,10 @@ async def _start_cluster(ended: list[int] | None = None) -> VirtualCluster:
 
 async def _read(cluster: VirtualCluster) -> TimelineRead:
     return await as_admin(cluster, lambda admin: admin.timeline())
+
+
+async def _resignations(cluster: VirtualCluster) -> list[Entry]:
+    return [entry for entry in (await _read(cluster)).entries if entry["event"] == "Resignation"]
 
 
 async def _story(cluster: VirtualCluster) -> Story:
@@ -116,18 +121,20 @@ async def test_a_controller_whose_session_ended_reports_for_how_long_zookeeper_w
     cluster = await _start_cluster()
     [controller] = cluster.active_controllers()
     session = session_of(cluster, controller)
+    short_s, long_s = 3, 9  # the session lasts for 6
     session.suspend()
-    await asyncio.sleep(3)
+    await asyncio.sleep(short_s)
     session.resume()
-    await asyncio.sleep(1)
+    await cluster.until(lambda: session.state is SessionState.CONNECTED)
     assert cluster.active_controllers() == [controller]
     session.suspend()
-    await asyncio.sleep(9)
+    await asyncio.sleep(long_s)
     session.resume()
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
-    await asyncio.sleep(1)
-    entries = (await _read(cluster)).entries
-    [resignation] = [entry for entry in entries if entry["event"] == "Resignation"]
+    async with asyncio.timeout(30):
+        while not (resignations := await _resignations(cluster)):
+            await asyncio.sleep(0.1)
+    [resignation] = resignations
     assert resignation["controller"] == controller
     assert 9_000 <= resignation["away_ms"] <= 9_500
     assert sentence(resignation).endswith(" had lost its connection to ZooKeeper 9,000 ms before.")
