@@ -23,6 +23,7 @@ from minibroker.client.administering.groups import (
     MemberDescription,
 )
 from minibroker.client.administering.log_dirs import LogDirDescription, LogDirReplica
+from minibroker.client.administering.offsets import OffsetErrors
 from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
 from minibroker.client.administering.scram import (
@@ -183,6 +184,7 @@ __all__ = [
     "NewTopic",
     "OffsetAndMetadata",
     "OffsetAndTimestamp",
+    "OffsetErrors",
     "PartMetadata",
     "PartialFailure",
     "PartitionDescription",

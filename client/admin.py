@@ -9,6 +9,7 @@ from minibroker.client.administering import acls as acls_
 from minibroker.client.administering import client_quotas, deletion, elections, group_offsets, log_dirs, reassignment
 from minibroker.client.administering import configs as configs_
 from minibroker.client.administering import groups as groups_
+from minibroker.client.administering import offsets as offsets_
 from minibroker.client.administering import scram as scram_
 from minibroker.client.administering import topics as topics_
 from minibroker.client.administering import transactions as transactions_
@@ -28,7 +29,7 @@ from minibroker.client.administering.topics import NewTopic, TopicDescription
 from minibroker.client.administering.transactions import ProducerState, TransactionDescription, TransactionListing
 from minibroker.client.cluster.calls import ends_with_its_client
 from minibroker.client.cluster.lifecycle import Client
-from minibroker.client.cluster.offsets import OffsetAndTimestamp, list_offsets
+from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.other_names import knows_other_names
@@ -341,15 +342,24 @@ class Admin(Client):
 
     @ends_with_its_client
     async def list_offsets(
-        self, offsets: Mapping[TopicPartition, OffsetSpec], *, isolation_level: IsolationLevel = "read_uncommitted"
+        self,
+        offsets: Mapping[TopicPartition, OffsetSpec],
+        *,
+        isolation_level: IsolationLevel = "read_uncommitted",
+        timeout_ms: float | None = None,
     ) -> dict[TopicPartition, OffsetAndTimestamp | None]:
         """Return an offset of each partition: "earliest", the first in the log; "latest", the high watermark;
         "max_timestamp", the first record with the largest timestamp (KIP-734); or milliseconds since 1970, the first
         record at or after that time. Only records below the high watermark count, or with "read_committed" those below
-        the last stable offset, where the oldest open transaction begins. None: there is no such record. Raises
-        BrokerError, NetworkError."""
+        the last stable offset, where the oldest open transaction begins. None: there is no such record. `timeout_ms`
+        replaces `default_api_timeout_ms` for this call.
+
+        Raises OffsetErrors with the offsets of the partitions whose leaders answered (`results`) and the error of each
+        other partition (`errors`): BrokerError (UNKNOWN_TOPIC_OR_PARTITION; OFFSET_NOT_AVAILABLE if a new leader does
+        not know its high watermark yet; ...), NetworkError.
+        """
         level = check_isolation_level(isolation_level)
-        requests = self._requests
+        timeout_s = None if timeout_ms is None else check_ms("timeout_ms", timeout_ms, lowest=1)
         asked = {}
         for partition, spec in check_by_partition("offsets", offsets, "'latest'").items():
             if isinstance(spec, str):
@@ -357,7 +367,7 @@ class Admin(Client):
                 asked[partition] = _SPECS[spec]
             else:
                 asked[partition] = check_integer("offsets", spec, 0, 1 << 62)
-        return await list_offsets(self._runtime, asked, requests.timeout_s, level)
+        return await offsets_.list_offsets(self._requests, asked, level, timeout_s)
 
     # -- groups --
 

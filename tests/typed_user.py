@@ -74,6 +74,7 @@ from minibroker import (
     NewTopic,
     OffsetAndMetadata,
     OffsetAndTimestamp,
+    OffsetErrors,
     PartialFailure,
     PartitionDescription,
     Partitioner,
@@ -320,7 +321,7 @@ async def administer() -> None:
         assert_type(await admin.delete_records({P0: -1}), dict[TopicPartition, int])
         offsets = await admin.list_offsets({P0: "max_timestamp", TopicPartition("a", 0): 1_700_000_000_000})
         assert_type(offsets, dict[TopicPartition, OffsetAndTimestamp | None])
-        await admin.list_offsets({P0: "latest"}, isolation_level="read_committed")
+        await admin.list_offsets({P0: "latest"}, isolation_level="read_committed", timeout_ms=3_000)
         assert_type(await admin.elect_leaders("preferred", [P0]), dict[TopicPartition, bool])
         assert_type(await admin.list_groups(["Stable"]), list[GroupListing])
         group = (await admin.describe_groups(["billing"]))["billing"]
@@ -613,6 +614,8 @@ def explain(error: MinibrokerError) -> object:
             return assert_type(of_ids, dict[str, TransactionDescription])
         case ProducerErrors(results=of_producers):
             return assert_type(of_producers, dict[TopicPartition, tuple[ProducerState, ...]])
+        case OffsetErrors(results=found):
+            return assert_type(found, dict[TopicPartition, OffsetAndTimestamp | None])
         case GroupErrors(results=of_groups):
             return of_groups
         case PartitionErrors(errors=by_partition) | CommitFailed(errors=by_partition):

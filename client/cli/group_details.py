@@ -6,22 +6,18 @@ hide the rest.
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupDescription, GroupErrors
+from minibroker.client.administering.offsets import OffsetErrors
 from minibroker.client.administering.topics import TopicDescription
-from minibroker.client.cluster.offsets import Found, ask_leader, ask_leaders
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
-from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.messages import LATEST_TIMESTAMP
 from minibroker.protocol.model import TopicPartition
 
-PATIENCE_S = 3.0
+PATIENCE_MS = 3_000
 
 
 class PartitionLag(NamedTuple):
@@ -100,14 +96,13 @@ async def end_offsets(
         for each in topic.partitions
         if each.leader is not None
     )
-    asked = dict.fromkeys((name for name in names if name in wanted), LATEST_TIMESTAMP)
-    found: dict[TopicPartition, Found] = {}
-    runtime = admin._runtime
-    # A new leader below min.insync.replicas cannot tell its end. That must not hide the ends of its other partitions.
-    with contextlib.suppress(TimeoutError, MinibrokerError), runtime.metadata.wanted(name.topic for name in asked):
-        async with asyncio.timeout(PATIENCE_S):
-            await ask_leaders(runtime, asked, PATIENCE_S, found, {}, ask_leader, "finding offsets", each_by_itself=True)
-    return {name: each.result.offset for name, each in found.items() if each.result is not None}
+    try:
+        found = await admin.list_offsets(
+            dict.fromkeys((name for name in names if name in wanted), "latest"), timeout_ms=PATIENCE_MS
+        )
+    except OffsetErrors as failed:
+        found = failed.results
+    return {name: each.offset for name, each in found.items() if each is not None}
 
 
 async def topics_of(admin: Admin, names: Iterable[str]) -> dict[str, TopicDescription]:

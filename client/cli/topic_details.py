@@ -7,13 +7,13 @@ A broker that does not answer must not hide the rest, so details that do not arr
 from __future__ import annotations
 
 import asyncio
-import contextlib
-from collections.abc import Iterable, Mapping
+from collections.abc import Awaitable, Iterable
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigResource
 from minibroker.client.administering.log_dirs import LogDirDescription
+from minibroker.client.administering.offsets import OffsetErrors
 from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.terminal import security
 from minibroker.client.cluster.offsets import OffsetAndTimestamp
@@ -76,17 +76,23 @@ async def own_settings(bootstrap: str, topic: str) -> dict[str, str | None] | No
 async def _offsets(admin: Admin, partitions: list[TopicPartition]) -> dict[int, _Offsets]:
     """Return first offset, end and last stable offset of partitions that one broker leads. A new leader below
     min.insync.replicas knows only the first."""
-    first: Mapping[TopicPartition, OffsetAndTimestamp | None] = {}
-    end, stable = first, first
-    with contextlib.suppress(MinibrokerError):
-        first = await admin.list_offsets(dict.fromkeys(partitions, "earliest"))
-        end = await admin.list_offsets(dict.fromkeys(partitions, "latest"))
-        # After the end: without transactions, none of these is then lower.
-        stable = await admin.list_offsets(dict.fromkeys(partitions, "latest"), isolation_level="read_committed")
+    first = await _found(admin.list_offsets(dict.fromkeys(partitions, "earliest")))
+    end = await _found(admin.list_offsets(dict.fromkeys(first, "latest")))
+    # After the end: without transactions, none of these is then lower.
+    stable = await _found(admin.list_offsets(dict.fromkeys(end, "latest"), isolation_level="read_committed"))
     return {
         p.partition: (_offset(first.get(p)), _offset(end.get(p)), _stable(_offset(stable.get(p)), end.get(p)))
         for p in partitions
     }
+
+
+async def _found(
+    asking: Awaitable[dict[TopicPartition, OffsetAndTimestamp | None]],
+) -> dict[TopicPartition, OffsetAndTimestamp | None]:
+    try:
+        return await asking
+    except OffsetErrors as failed:
+        return failed.results
 
 
 def _stable(stable: int | None, end: OffsetAndTimestamp | None) -> int | None:

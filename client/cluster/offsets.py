@@ -202,8 +202,15 @@ async def ask_leaders(
                 partition: "" for partition, each in errors.items() if partition in pending and _is_unknown(each)
             }
             if unknown and runtime.clock.monotonic() >= unknown_until:
-                for partition in await runtime.metadata.missing(unknown):
-                    raise errors[partition]
+                missing = await runtime.metadata.missing(unknown)
+                if missing and not each_by_itself:
+                    raise errors[missing[0]]
+                for partition in missing:
+                    del pending[partition]
+                    asked.pop(partition, None)
+                stalls.give_up(missing)
+                if missing:
+                    continue
             waiting = [partition for partition in errors if partition in pending]
             stalls.look(runtime.clock.monotonic(), waiting, lambda partition: str(errors[partition]))
             if is_outdated:  # the broker that gave us metadata may be cut off, and a refresh would ask it again

@@ -14,6 +14,7 @@ from minibroker.broker.replication.lifecycle import ReplicaLifecycle
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.client.admin import Admin
+from minibroker.client.administering.offsets import OffsetErrors
 from minibroker.client.cluster.connections import Purpose
 from minibroker.client.cluster.offsets import OffsetAndTimestamp
 from minibroker.client.cluster.runtime import ClientRuntime
@@ -26,7 +27,7 @@ from minibroker.deploy.simulator.loop import run
 from minibroker.deploy.simulator.world import Simulation, VirtualWorld
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import OFFSET_FOR_LEADER_EPOCH
-from minibroker.protocol.errors import BrokerError, ErrorCode
+from minibroker.protocol.errors import ErrorCode
 from tests.running import run_by
 from tests.simulation.mutants import planted
 from tests.simulation.scenarios.clients.test_consumers import P0, Scene, numbers, silence, take
@@ -455,7 +456,8 @@ async def test_an_invalid_offset_query_is_refused_with_the_valid_ones(scene: Sce
         async with Admin(scene.cluster.bootstrap, world=scene.main) as admin:
             with pytest.raises(ValueError, match="'earliest', 'latest', 'max_timestamp'"):
                 await admin.list_offsets({P0: "newest"})  # type: ignore[dict-item]
-            with pytest.raises(BrokerError, match="its partitions are 0 to 0"):
-                await admin.list_offsets({P0._replace(partition=7): "latest"})
+            with pytest.raises(OffsetErrors, match="its partitions are 0 to 0") as failed:
+                await admin.list_offsets({P0._replace(partition=7): "latest", P0: "latest"})
+            assert failed.value.results == {P0: (0, -1, None)}
 
     await scene.main.process.run(client())
