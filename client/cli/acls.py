@@ -11,6 +11,7 @@ from typing import Annotated
 import typer
 
 from minibroker.client.administering.acls import shown
+from minibroker.client.cli.missing_names import warnings_of_topics, warnings_of_users
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
     BootstrapOption,
@@ -21,6 +22,7 @@ from minibroker.client.cli.terminal.output import (
     YesOption,
     bootstrap_servers,
     confirm,
+    inform,
     print_json,
     print_table,
     run,
@@ -158,7 +160,7 @@ def add(
     """Allow or deny principals operations on resources.
 
     Without a host, at all hosts. `--resource-pattern-type prefixed` means all names that begin with the given one, and
-    the name `*` means all."""
+    the name `*` means all. A user or topic that does not exist yet is no error, but a warning on stderr names it."""
     for principals, hosts, word in ((allow_principal, allow_host, "allow"), (deny_principal, deny_host, "deny")):
         if hosts and not principals:
             raise UsageError(f"--{word}-host needs a principal: give --{word}-principal User:NAME, or 'User:*' for all")
@@ -192,9 +194,12 @@ def add(
         problem = problem_of(binding)
         if problem is not None:
             raise UsageError(problem)
-    run(_add(bootstrap_servers(bootstrap, data), bindings))
+    warnings = run(_add(bootstrap_servers(bootstrap, data), bindings))
     for binding in bindings:
         sys.stdout.write(f"added: {shown(binding)}\n")
+    sys.stdout.flush()
+    for text in warnings:
+        inform(text)
 
 
 @app.command()
@@ -394,9 +399,25 @@ async def _list(bootstrap: str, filters: Sequence[AclFilter]) -> list[AclBinding
         return list(dict.fromkeys(found))
 
 
-async def _add(bootstrap: str, bindings: Sequence[AclBinding]) -> None:
+async def _add(bootstrap: str, bindings: Sequence[AclBinding]) -> list[str]:
+    """Return warnings about names that do not exist. A topic that the user may create need not exist."""
+    named = {
+        pattern.name: None
+        for pattern, entry in bindings
+        if pattern.resource_type is AclResourceType.TOPIC
+        and pattern.pattern_type is PatternType.LITERAL
+        and pattern.name != WILDCARD
+        and entry.operation is not _O.CREATE
+    }
+    parts = (entry.principal.partition(":") for _, entry in bindings)
+    users = [name for kind, _, name in parts if kind == "User" and name != WILDCARD]
+    applies = "what was added applies"
     async with open_admin(bootstrap) as admin:
         await admin.create_acls(bindings)
+        return [
+            *await warnings_of_users(admin, users, applies),
+            *await warnings_of_topics(admin, list(named), applies),
+        ]
 
 
 async def _remove(bootstrap: str, filters: Sequence[AclFilter]) -> list[AclBinding]:

@@ -84,11 +84,16 @@ class CommandAdmin(Admin):
 
 def suggest(error: Exception, typed: Iterable[str], known: Iterable[str]) -> None:
     """Add a note with the known names that are similar to typed ones, if a typed one is unknown."""
+    if question := did_you_mean(typed, known):
+        error.add_note(question)
+
+
+def did_you_mean(typed: Iterable[str], known: Iterable[str]) -> str:
+    """Return a question with the known names that are similar to typed ones that are unknown; empty if none is."""
     known = {name for name in known if len(name) <= _LONGEST_COMPARED}
     unknown = [name for name in typed if name not in known and len(name) <= _LONGEST_COMPARED]
     similar = {close: None for name in unknown for close in get_close_matches(name, sorted(known), _MOST_SHOWN)}
-    if similar:
-        error.add_note(f"Did you mean {' or '.join(repr(name) for name in similar)}?")
+    return f"Did you mean {' or '.join(repr(name) for name in similar)}?" if similar else ""
 
 
 def _refused(error: BaseException) -> BrokerError | None:

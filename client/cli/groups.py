@@ -257,9 +257,17 @@ async def _watch(bootstrap: str, group: str, format: Format) -> None:
 async def _plan(
     bootstrap: str, group: str, topics: list[str], numbers: list[int] | None, target: StartPosition | Shift
 ) -> list[Reset]:
-    needs = _reset_needs(group, topics)
-    await _refuse_members(bootstrap, [group], needs, may_be_new=True)
-    async with open_admin(bootstrap, topics=topics, groups=[group], needs=needs) as admin:
+    needs = _reset_needs(group, topics or [_ANY_TOPIC])
+    try:
+        await _refuse_members(bootstrap, [group], needs, may_be_new=True)
+    except BrokerError as error:
+        if not topics and error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
+            error.add_note(
+                f"Give it for each topic of the group instead of {_ANY_TOPIC}; an administrator sees them with "
+                f"`minibroker groups describe {shlex.quote(group)}`."
+            )
+        raise
+    async with open_admin(bootstrap, topics=topics, groups=[group], needs=needs if topics else ()) as admin:
         if topics:
             partitions = await named_partitions(admin, topics, numbers)
         else:
@@ -275,10 +283,14 @@ async def _plan(
         return await planned(admin, group, partitions, target)
 
 
+_ANY_TOPIC = "TOPIC"
+"""Stands for the topics of a group whose offsets the user may not see."""
+
+
 def _reset_needs(group: str, topics: Iterable[str]) -> list[str]:
-    """Return the options of `acls add` that allow the command; none if its topics are not known."""
+    """Return the options of `acls add` that allow the command."""
     names = " ".join(f"--topic {shlex.quote(name)}" for name in sorted(set(topics)))
-    return [f"--consumer {names} --group {shlex.quote(group)}"] if names else []
+    return [f"--consumer {names} --group {shlex.quote(group)}"]
 
 
 async def _refuse_members(

@@ -13,11 +13,12 @@ import typer
 from minibroker.client.admin import Admin
 from minibroker.client.administering.client_quotas import DEFAULT_ENTITY, QuotaEntity, QuotaErrors
 from minibroker.client.administering.scram import UserErrors
-from minibroker.client.cli.terminal.hints import pastable
+from minibroker.client.cli.missing_names import warnings_of_users
 from minibroker.client.cli.terminal.output import (
     LOOK_S,
     Format,
     UsageError,
+    inform,
     name_and_value,
     print_json,
     print_table,
@@ -25,7 +26,6 @@ from minibroker.client.cli.terminal.output import (
 )
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
-from minibroker.protocol.principal import ANONYMOUS
 
 UserOption = Annotated[str | None, typer.Option("--user", metavar="NAME", help="Quotas and passwords of this user.")]
 UserDefaultOption = Annotated[bool, typer.Option("--user-default", help="Quotas of users without their own.")]
@@ -120,17 +120,18 @@ def alter(
     if not changes:
         raise UsageError("no change given: give --set NAME=VALUE or --delete NAME")
 
-    async def write() -> tuple[list[str], bool]:
-        """Return the quotas that were to be removed and are not set, and whether the user may be misspelled."""
+    async def write() -> tuple[list[str], list[str]]:
+        """Return the quotas that were to be removed and are not set, and the users that may be misspelled."""
         async with open_admin(bootstrap) as admin:
             not_set = await _not_set(admin, entity, to_delete)
             try:
                 await admin.alter_client_quotas({entity: changes}, validate_only=validate_only)
             except QuotaErrors as failed:
                 raise failed.errors[entity] from None
-            return not_set, bool(to_set) and await _has_no_password(admin, entity.user)
+            users = [entity.user] if to_set and entity.user not in (None, DEFAULT_ENTITY) else []
+            return not_set, await warnings_of_users(admin, users, "the quota applies")
 
-    not_set, is_unknown = run(write())
+    not_set, warnings = run(write())
     changed = [name for name in changes if name not in not_set]
     if format is Format.JSON:
         print_json(
@@ -147,12 +148,8 @@ def alter(
             sys.stdout.write(f"{done} {', '.join(changed)} of {entity}\n")
         for name in not_set:
             sys.stdout.write(f"{name} of {entity} was not set\n")
-    if is_unknown:
-        text = (
-            f"warning: {entity.user!r} is none of the users with a password (`minibroker users list`): the quota "
-            "applies if a client proves that name in another way, or once the user exists"
-        )
-        sys.stderr.write(pastable(text) + "\n")
+    for text in warnings:
+        inform(text)
 
 
 async def _not_set(admin: Admin, entity: QuotaEntity, names: Sequence[str]) -> list[str]:
@@ -165,17 +162,3 @@ async def _not_set(admin: Admin, entity: QuotaEntity, names: Sequence[str]) -> l
             found = await admin.describe_client_quotas(user=entity.user, client_id=entity.client_id, ip=entity.ip)
             return [name for name in names if name not in found.get(entity, {})]
     return []
-
-
-async def _has_no_password(admin: Admin, user: str | None) -> bool:
-    """Return whether a name may be misspelled: no user of SCRAM has it. False if this cannot be found out."""
-    if user is None or user in (DEFAULT_ENTITY, ANONYMOUS.name):
-        return False
-    try:
-        await admin.describe_user_scram_credentials([user])
-    except UserErrors as failed:
-        error = failed.errors[user]
-        return isinstance(error, BrokerError) and error.code is ErrorCode.RESOURCE_NOT_FOUND
-    except (BrokerError, NetworkError):
-        return False  # the quota is set; the caller may not have the right to see users
-    return False

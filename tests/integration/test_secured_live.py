@@ -16,6 +16,7 @@ from minibroker.deploy.local.certificates import Certificates
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.model import TopicPartition
 from minibroker.testing import LaunchError, SyncLocalCluster
 from tests.waiting import until_true
 
@@ -94,6 +95,51 @@ def test_the_rights_that_one_refusal_names_are_enough(words: list[str], cluster:
         assert run(cluster.directory / "client.properties", shlex.split(advice)).returncode == 0
     allowed = run(file, words)
     assert allowed.returncode == 0, (refused.stderr, allowed)
+
+
+def test_the_rights_for_all_offsets_of_a_group_are_named_at_once(cluster: SyncLocalCluster) -> None:
+    file = _file_of_new_user("eve-all", cluster)
+    with sync.Admin(cluster.bootstrap_servers, **cluster.security()) as admin:
+        admin.alter_group_offsets("all", {TopicPartition("orders", 0): 0})
+
+    def run(config: Path, words: list[str]) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "minibroker", "--command-config", str(config), *words]
+        command += ["--bootstrap", cluster.bootstrap_servers]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    words = ["groups", "reset-offsets", "all", "--all", "--to", "earliest", "--yes"]
+    refused = run(file, words)
+    (advice,) = re.findall("`minibroker --command-config ADMIN_FILE (acls add [^`]*) --bootstrap", refused.stderr)
+    assert "for each topic of the group instead of TOPIC" in refused.stderr
+    assert "groups describe all" in refused.stderr
+    run(cluster.directory / "client.properties", shlex.split(advice.replace("TOPIC", "orders")))
+    until_true(lambda: run(file, words).returncode == 0)
+
+
+def test_rights_for_a_name_that_does_not_exist_are_added_with_a_warning(cluster: SyncLocalCluster) -> None:
+    cluster.add_user("shop")
+
+    def add(*words: str) -> str:
+        command = [sys.executable, "-m", "minibroker", "acls", "add", *words, "--data", str(cluster.directory)]
+        ended = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+        assert ended.returncode == 0, ended
+        assert ended.stdout.startswith("added: ")
+        return ended.stderr
+
+    reads, prefixed = ("--operation", "Read"), ("--resource-pattern-type", "prefixed")
+    assert add("--allow-principal", "User:shop", "--topic", "orders", *reads) == ""
+    assert add("--allow-principal", "User:shop", "--topic", "*", *reads) == ""
+    assert add("--deny-principal", "User:*", "--topic", "secret", *prefixed, *reads) == ""
+    assert add("--allow-principal", "User:CN=shop", "--topic", "ord", *prefixed, *reads) == ""
+    assert add("--allow-principal", "User:shop", "--topic", "fresh", "--operation", "Create") == ""
+    assert add("--allow-principal", "User:shop", "--topic", "oders", *reads) == (
+        "warning: there is no topic 'oders': what was added applies once it is created. Did you mean 'orders'?\n"
+    )
+    assert add("--deny-principal", "User:shpo", "--topic", "orders", *reads) == (
+        f"warning: 'shpo' is none of the users with a password (`minibroker users list --data {cluster.directory}`): "
+        "what was added applies if a client proves that name in another way, or once the user exists. "
+        "Did you mean 'shop'?\n"
+    )
 
 
 def test_a_wrong_password_and_no_password_are_named(cluster: SyncLocalCluster) -> None:
