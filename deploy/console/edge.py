@@ -249,7 +249,10 @@ class Console:
             timelines,
             lambda reading, _: (
                 plots.metric_sections(
-                    sampler.samples, None if reading.value is None else self._told(reading.value, ""), time.time()
+                    sampler.samples,
+                    None if reading.value is None else self._told(reading.value, ""),
+                    time.time(),
+                    () if reading.value is None else reading.value.missing,
                 )
                 | producers.producer_sections(sampler.rates, sampler.topics)
             ),

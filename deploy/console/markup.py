@@ -10,6 +10,7 @@ import re
 from collections.abc import Iterable
 from html import escape
 
+from minibroker.client.cli.terminal.hints import pastable
 from minibroker.protocol.words import printable
 
 
@@ -38,9 +39,9 @@ def element(tag: str, *contents: Content, **attributes: str | int | bool | None)
 
 
 def in_words(text: str) -> Markup:
-    """Return a sentence of messages and documentation: as a command what stands in backquotes, and of a link to a
-    document, which the console does not serve, the words."""
-    parts = _LINK.sub(r"\1", text).split("`")
+    """Return a sentence of messages and documentation: as a command what stands in backquotes, with the options of the
+    console's own command line, and of a link to a document, which the console does not serve, the words."""
+    parts = pastable(_LINK.sub(r"\1", text)).split("`")
     if len(parts) % 2 == 0:  # a backquote without its pair is text
         parts[-2:] = ["`".join(parts[-2:])]
     return markup(*(element("code", part) if at % 2 else part for at, part in enumerate(parts)))

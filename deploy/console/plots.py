@@ -6,7 +6,7 @@ readers who do not see it.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterable, Sequence
 from itertools import count
 from typing import NamedTuple
 
@@ -15,6 +15,7 @@ from minibroker.client.cli.timelines.words import milliseconds
 from minibroker.deploy.console.markup import Markup, element
 from minibroker.deploy.console.parts import Sections, section
 from minibroker.deploy.console.sampling import EVERY_S, KEPT_S, MAX_EVERY_S, Sample
+from minibroker.protocol.words import listed, plural
 
 PATH = "/metrics"
 WIDTH, HEIGHT = 600, 164
@@ -23,6 +24,7 @@ GAP_S = 2 * MAX_EVERY_S
 """Points that are further apart are not joined."""
 TICK_S = 120
 MILLISECONDS, PER_SECOND = "ms", "per second"
+_STALLS = "stalls", "Failovers: time until led again"
 MANY_MS = 10_000
 """An axis with so many milliseconds has seconds."""
 
@@ -91,8 +93,11 @@ def _short(value: float) -> str:
     return f"{value:g}"
 
 
-def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, now_s: float) -> Sections:
-    """`stories` are the recorded failovers; None: the timeline could not be read."""
+def metric_sections(
+    samples: Sequence[Sample], stories: Sequence[Story] | None, now_s: float, missing: Collection[int] = ()
+) -> Sections:
+    """`stories` are the recorded failovers; None: the timeline could not be read. `missing`: the brokers whose entries
+    it lacks."""
 
     def with_gaps(value: Callable[[Sample], float | None]) -> list[Known]:
         return within(((sample.at_s, value(sample)) for sample in samples), now_s)
@@ -109,7 +114,7 @@ def metric_sections(samples: Sequence[Sample], stories: Sequence[Story] | None, 
     ]
     parts = [
         figure("records", "Records produced per second", PER_SECOND, points(lambda each: each.records_per_s)),
-        figure("stalls", "Failovers: time until led again", MILLISECONDS, (), stalls),
+        _figure(_STALLS, _said_of(stalls, stories, missing), plot_of((), stalls, MILLISECONDS)),
         figure("produce", "Mean time of producers' requests", MILLISECONDS, points(lambda each: each.produce_ms)),
         figure("refused", "Producers' batches refused per second", PER_SECOND, points(lambda each: each.refused_per_s)),
         figure("waiting", "Producers' requests that wait for followers", "requests", points(lambda each: each.waiting)),
@@ -134,22 +139,39 @@ def within(values: Iterable[tuple[float, float | None]], now_s: float) -> list[K
     return [(ago_s, value) for ago_s, value in found if 0 <= ago_s <= KEPT_S]
 
 
-def figure(name: str, title: str, unit: str, points: Sequence[Known], bars: Sequence[Point] = ()) -> Markup:
+def figure(name: str, title: str, unit: str, points: Sequence[Known]) -> Markup:
     """A gap at the end says that the value is unknown now."""
-    values = [value for _, value in (*points, *bars) if value is not None]
-    if not values:
-        said = "none" if name == "stalls" else "unknown" if points else "no value yet"
-    elif name == "stalls":
-        said = f"{len(values)} in ten minutes, the longest {milliseconds(max(values))}"
-    else:
+    values = [value for _, value in points if value is not None]
+    if values:
         now = "unknown" if points[-1][1] is None else _with_unit(_exact(values[-1]), unit)
         said = f"{now} now; {_exact(min(values))} to {_exact(max(values))}"
+    else:
+        said = "unknown" if points else "no value yet"
+    return _figure((name, title), said, plot_of(points, unit=unit))
+
+
+def _figure(named: tuple[str, str], said: str, plot: Plot) -> Markup:
+    name, title = named
     return element(
         "figure",
         element("figcaption", element("strong", title), element("span", f" {said}", class_="said")),
-        _drawing(plot_of(points, bars, unit), f"{title}: {said}"),
+        _drawing(plot, f"{title}: {said}"),
         id=f"plot-{name}",
     )
+
+
+def _said_of(stalls: Sequence[Point], stories: Sequence[Story] | None, missing: Collection[int]) -> str:
+    """Failovers may be recorded in the entries that are missing."""
+    if stories is None:
+        return "unknown"
+    said = "none"
+    if stalls:
+        said = f"{len(stalls)} in ten minutes, the longest {milliseconds(max(value for _, value in stalls))}"
+    elif missing:
+        said = "unknown"
+    if missing:
+        said += f"; the entries of {plural(len(missing), 'broker')} {listed(sorted(missing))} are missing"
+    return said
 
 
 def _with_unit(number: str, unit: str) -> str:

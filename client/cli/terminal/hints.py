@@ -115,6 +115,6 @@ def _completed(hint: str, root: Any, options: dict[str, str]) -> str:
 
 
 def _with_config(hint: str, config: list[str]) -> str:
-    if not config or "--bootstrap" not in hint:
+    if not config or "--bootstrap" not in hint or "--command-config" in hint:
         return hint
     return f"{'--command-config ADMIN_FILE' if hint.startswith(_FOR_ADMINISTRATORS) else config[-1]} {hint}"

@@ -15,6 +15,7 @@ from minibroker.client.administering.timeline import Entry, TimelineRead, decode
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.terminal.output import (
     DEFAULT_DATA,
+    UNHEALTHY,
     BootstrapOption,
     DataOption,
     Format,
@@ -31,7 +32,7 @@ from minibroker.client.cli.timelines.story import Story, failovers, of_topic
 from minibroker.client.cli.timelines.words import date_and_time, entry_lines, milliseconds
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
-from minibroker.protocol.words import counted
+from minibroker.protocol.words import counted, listed, plural
 
 FILE = "controller-timeline.jsonl"
 """The file of each broker, in its first log directory."""
@@ -65,8 +66,8 @@ def timeline(
     """Show what the controllers did: each event with its cause, changes, writes to ZooKeeper and orders to brokers.
 
     All brokers are asked, because each one records what its own controller did. For a dead broker, the files in --data
-    are read if they exist; otherwise its entries are missing until it is back, which is reported on stderr. --format
-    json prints one object per line."""
+    are read if they exist; otherwise its entries are missing until it is back, which is reported on stderr. If access
+    control hides the entries of a broker, the code is 4. --format json prints one object per line."""
     asked = [*["--last-failover"] * last, *["--failovers"] * every, *["--failover"] * (number is not None)]
     if len(asked) > 1:
         raise UsageError(f"{' and '.join(asked)}: give one of them")
@@ -85,7 +86,22 @@ def timeline(
     if follow and servers is not None:
         run(_follow(servers, since_ms, files, format))
         return
-    entries = run(_read(servers, since_ms, files))
+    entries, is_refused = run(_read(servers, since_ms, files))
+    _show(entries, asked, number, topic, since, is_refused, format)
+    if is_refused:
+        raise typer.Exit(UNHEALTHY)
+
+
+def _show(
+    entries: Sequence[Entry],
+    asked: Sequence[str],
+    number: int | None,
+    topic: str | None,
+    since: str | None,
+    is_refused: bool,
+    format: Format,
+) -> None:
+    """Print the entries, or what is asked of the failovers. Raises MinibrokerError if there is none, UsageError."""
     of_its_topic = entries if topic is None else of_topic(entries, topic)
     if topic is not None:
         if any("states_omitted" in entry for entry in entries):
@@ -101,8 +117,9 @@ def timeline(
     stories = failovers(entries, topic)
     if not stories:
         then = "" if since is None else f" since {since}"
-        raise MinibrokerError(f"no failover is recorded{then}: no broker was lost while others ran")
-    if every:
+        why = "some entries are missing" if is_refused else "no broker was lost while others ran"
+        raise MinibrokerError(f"no failover is {'known' if is_refused else 'recorded'}{then}: {why}")
+    if "--failovers" in asked:
         _print_stories(stories, format)
     elif number is None or number == 1:
         _print_story(stories[-1], "The last failover", format)
@@ -127,11 +144,11 @@ def _since_ms(since: str | None) -> int:
     return time_ms
 
 
-async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> Sequence[Entry]:
-    """`bootstrap`: None if only the files are left."""
+async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> tuple[Sequence[Entry], bool]:
+    """As `with_files`. `bootstrap`: None if only the files are left."""
     if bootstrap is None:
         assert files is not None
-        return merged(entries_of_all(files, since_ms))
+        return merged(entries_of_all(files, since_ms)), False
     try:
         async with open_admin(bootstrap) as admin:
             found = await admin.timeline(since_ms)
@@ -140,7 +157,7 @@ async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> Seq
         if not by_broker:
             raise
         sys.stderr.write(pastable(f"the entries are read from the brokers' files: {error}") + "\n")
-        return merged(by_broker)
+        return merged(by_broker), False
     return with_files(found, files, since_ms)
 
 
@@ -150,7 +167,7 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
         reader = admin.timeline_reader(since_ms)
         found = await reader.read()
         missing = set(found.errors)
-        entries = with_files(found, files, since_ms)
+        entries, _ = with_files(found, files, since_ms)
         # Entries that were read from files are sent again by their broker once it is back.
         from_files = {(e["controller"], e["number"], e["time_ms"]) for e in entries if e["controller"] in missing}
         _print(entries, format)
@@ -167,9 +184,9 @@ async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: For
             _print([e for e in found.entries if (e["controller"], e["number"], e["time_ms"]) not in from_files], format)
 
 
-def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequence[Entry]:
-    """Return the brokers' entries, and those in the files of brokers that did not answer. Raises BrokerError if there
-    is nothing but refusals."""
+def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> tuple[Sequence[Entry], bool]:
+    """Return the brokers' entries, and those in the files of brokers that did not answer; and whether entries are
+    missing because access control refused them. Raises BrokerError if there is nothing but refusals."""
     by_broker: dict[int, list[Entry]] = {}
     for entry in found.entries:
         by_broker.setdefault(entry["controller"], []).append(entry)
@@ -183,7 +200,7 @@ def with_files(found: TimelineRead, files: Path | None, since_ms: int) -> Sequen
     if refused and not by_broker:
         raise refused[0]
     _tell_missing(untold)
-    return merged(by_broker)
+    return merged(by_broker), bool(refused)
 
 
 def _is_refusal(error: MinibrokerError) -> bool:
@@ -221,8 +238,12 @@ def entries_in_files(data: Path, broker_id: int, since_ms: int) -> list[Entry] |
 
 
 def _tell_missing(errors: dict[int, MinibrokerError]) -> None:
+    alike: dict[str, list[int]] = {}
     for broker_id, error in errors.items():
-        sys.stderr.write(pastable(f"the entries of broker {broker_id} are missing: {error}") + "\n")
+        alike.setdefault(str(error), []).append(broker_id)
+    for text, broker_ids in alike.items():
+        whose = f"{plural(len(broker_ids), 'broker')} {listed(broker_ids)}"
+        sys.stderr.write(pastable(f"the entries of {whose} are missing: {text}") + "\n")
     sys.stderr.flush()
 
 

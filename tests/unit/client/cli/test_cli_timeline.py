@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from minibroker import application
 from minibroker.client.administering.timeline import Entry, TimelineRead, merged
+from minibroker.client.cli.terminal.output import run_app
+from minibroker.client.cli.timelines import timeline
 from minibroker.client.cli.timelines.story import failovers, last_failover
 from minibroker.client.cli.timelines.timeline import FILE, with_files
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
@@ -97,10 +101,34 @@ def test_a_timeline_that_all_brokers_refuse_is_an_error_and_not_an_empty_one(tmp
     gone = NetworkError("it is not alive")
     with pytest.raises(BrokerError, match="User:bob may not Describe"):
         with_files(TimelineRead((), {1: gone, 2: refused}), None, 0)
-    assert with_files(TimelineRead((), {1: gone}), None, 0) == []
+    assert with_files(TimelineRead((), {1: gone}), None, 0) == ([], False)
+
+
+@pytest.mark.parametrize("words", [[], ["--last-failover"], ["--failovers"]], ids=" ".join)
+def test_a_timeline_that_some_brokers_refuse_names_them_and_the_right_and_ends_with_code_4(
+    words: list[str], monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    right = "`minibroker acls add --allow-principal User:bob --operation Describe --cluster`"
+    refused = BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED, f"User:bob may not Describe Cluster: {right}")
+    errors = {1: NetworkError("it is not alive"), 2: refused, 3: refused}
+    found = TimelineRead(tuple(controller_failover().entries), errors)
+
+    async def read(*_: object) -> tuple[Sequence[Entry], bool]:
+        return with_files(found, None, 0)
+
+    monkeypatch.setattr(timeline, "_read", read)
+    assert run_app(application(), ["timeline", *words, "--bootstrap", "host:1"]) == 4
+    printed = capsys.readouterr()
+    assert "LeaderAndIsr" in printed.out or "broker 1 was lost" in printed.out
+    missing = printed.err.splitlines()
+    assert missing[0] == "the entries of broker 1 are missing: it is not alive"
+    assert missing[1].startswith("the entries of brokers 2 and 3 are missing: CLUSTER_AUTHORIZATION_FAILED: User:bob")
+    assert "acls add --allow-principal User:bob --operation Describe --cluster --bootstrap host:1`" in missing[1]
     recorder = Recorder()
-    recorder.add(0, 1, 4, "ControllerElected")
-    assert with_files(TimelineRead(tuple(recorder.entries), {2: refused}), None, 0) == recorder.entries
+    recorder.add(0, 1, 1, "ControllerElected")
+    found = TimelineRead(tuple(recorder.entries), {2: refused})
+    assert run_app(application(), ["timeline", "--last-failover", "--bootstrap", "host:1"]) == 1
+    assert "no failover is known: some entries are missing" in capsys.readouterr().err
 
 
 def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_last_leader() -> None:
@@ -742,7 +770,7 @@ def test_a_dead_broker_that_was_never_in_office_has_an_empty_file_and_nothing_is
         (tmp_path / f"broker-{broker_id}").mkdir()
     (tmp_path / "broker-2" / FILE).touch()
     found = TimelineRead((), {2: NetworkError("it is not alive"), 3: NetworkError("it is not alive")})
-    assert with_files(found, tmp_path, since_ms=0) == []
+    assert with_files(found, tmp_path, since_ms=0) == ([], False)
     assert capsys.readouterr().err == "the entries of broker 3 are missing: it is not alive\n"
 
 

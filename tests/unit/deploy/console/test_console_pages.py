@@ -5,21 +5,24 @@ from __future__ import annotations
 import html as entities
 import re
 import xml.etree.ElementTree as ElementTree
-from collections.abc import Sequence
+from collections.abc import Coroutine, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
 from msgspec.structs import replace
 
+from minibroker import application
 from minibroker.client.administering.groups import GroupDescription, GroupRebalance, MemberDescription
 from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
+from minibroker.client.cli.terminal.output import run_app
 from minibroker.client.cli.timelines.story import Step, Story
 from minibroker.client.cluster.coordinators import Coordinator
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.client.settings import Address
-from minibroker.deploy.console import pages
+from minibroker.deploy.console import command, pages
 from minibroker.deploy.console.chart import LEFT, RADIUS, RIGHT, WIDTH, chart_of
 from minibroker.deploy.console.markup import Markup, element, in_words, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
@@ -630,3 +633,23 @@ def test_a_group_shows_its_lag_over_time_and_its_last_rebalances_with_their_reas
         ["10:31:00.000 UTC", "4", "–", "member a is gone: no heartbeat for 10000 ms"],
         ["10:30:00.000 UTC", "3", "3,021 ms", "member a joins"],
     ]
+
+
+def test_a_command_in_a_message_repeats_the_options_of_the_console(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    rights = "acls add --allow-principal User:bob --operation Describe --cluster"
+    timeline = Timeline(1, [], {1: f"refused: allow it with `minibroker {rights}`"})
+    shown: list[str] = []
+
+    def serve(serving: Coroutine[Any, Any, None]) -> None:
+        serving.close()
+        shown.append(entities.unescape(pages.failover_sections(timeline, [], Query())["missing"]))
+        shown.append(in_words("`minibroker --command-config mine status --bootstrap host:1`"))
+
+    monkeypatch.setattr(command, "run", serve)
+    file = tmp_path / "bob.properties"
+    file.write_text("security.protocol=PLAINTEXT\n")
+    assert run_app(application(), ["--command-config", str(file), "console", "--bootstrap", "host:1"]) == 0
+    assert f"<code>minibroker --command-config ADMIN_FILE {rights} --bootstrap host:1</code>" in shown[0]
+    assert shown[1] == "<code>minibroker --command-config mine status --bootstrap host:1</code>"

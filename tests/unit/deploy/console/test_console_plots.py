@@ -179,3 +179,15 @@ def test_plots_say_their_values_in_words() -> None:
         2,
     ]
     assert "no value yet" in metric_sections([], None, now_s)["plots"]
+
+
+def test_failovers_in_entries_that_are_missing_are_unknown_and_not_none() -> None:
+    title, now_s = "Failovers: time until led again: ", 1_000_000.0
+    story = Story("broker 1 was lost", int((now_s - 60) * 1_000), (), 1, (), 90.0, 624.0)
+    for stories, missing, said in (
+        ([], (), "none"),
+        (None, (), "unknown"),
+        ([], (1, 2), "unknown; the entries of brokers 1 and 2 are missing"),
+        ([story], (2,), "1 in ten minutes, the longest 624 ms; the entries of broker 2 are missing"),
+    ):
+        assert f'{title}{said}"' in metric_sections([], stories, now_s, missing)["plots"]
