@@ -77,12 +77,11 @@ from minibroker.protocol.apis import Plane
 from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
-from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH, OFFSETS_TOPIC
+from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH, OFFSETS_TOPIC, ZooKeeperContact
 from minibroker.protocol.world import (
     ConnectionLoss,
     Network,
     SessionExpired,
-    SessionState,
     World,
     ZooKeeperError,
     ZooKeeperSession,
@@ -243,7 +242,7 @@ class Broker:
             self._session,
             lambda: self.broker_epoch,
             connections,
-            self._has_session,
+            lambda: registration.is_connected,
             self._configs.read_broker_configs,
         )
         self._replicas.start()
@@ -316,6 +315,7 @@ class Broker:
             mutation_quotas=self._mutation_quotas,
             sessions=self._session,
             registered_epoch=self._registered_epoch,
+            zookeeper_contact=registration.contact,
             background=self._supervisor.start,
         )
         leadership = self._leadership
@@ -332,9 +332,8 @@ class Broker:
         self._handle = dispatcher(self._services)
         self._server.start()
         if metrics_address is not None:
-            self._start_metrics(
-                self._replicas, self._groups, self._transactions, verifier, self._controller, transcoder
-            )
+            parts = self._replicas, self._groups, self._transactions, verifier, self._controller, transcoder
+            self._start_metrics(*parts, registration.contact)
         registration.on_failure(self._supervisor.fail)
         await registration.start(self._configs.config.advertised_endpoints(self.ports))
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
@@ -437,6 +436,7 @@ class Broker:
         verifier: TransactionVerifier,
         controller: Controller,
         transcoder: Transcoder,
+        contact: Callable[[], ZooKeeperContact],
     ) -> None:
         clock, loop_lag = self._world.clock.monotonic, LoopLag()
         purgatories = [*replicas.waits.purgatories, *groups.members.purgatories(), self._topic_purgatory]
@@ -452,6 +452,7 @@ class Broker:
             loop_lag,
             transcoder,
             self._client_quotas,
+            contact,
         )
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 
@@ -573,14 +574,6 @@ class Broker:
                 return self._registration.session
             except SessionExpired:
                 await asyncio.sleep(SESSION_RETRY_S)
-
-    def _has_session(self) -> bool:
-        """Return whether ZooKeeper can be reached, as far as is known."""
-        assert self._registration is not None
-        try:
-            return self._registration.session.state is SessionState.CONNECTED
-        except SessionExpired:
-            return False
 
     async def _in_touch(self) -> None:
         """Wait until ZooKeeper has answered."""

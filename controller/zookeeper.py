@@ -32,6 +32,7 @@ import logging
 import select
 import socket
 import threading
+import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -377,6 +378,10 @@ class KazooSession:
     def state(self) -> SessionState:
         return self._state
 
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._handler.heard_s
+
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
 
@@ -588,6 +593,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._inbox = inbox
         self._finish = finish
         self.session_over = False
+        self.heard_s = time.monotonic()
 
     def start(self) -> None:
         self._running = True
@@ -627,6 +633,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             found = ready[0 if members is readers else 1]
             if member not in found:
                 found.append(member)
+        if any(not isinstance(reader, WakeUps) for reader in ready[0]):
+            self.heard_s = time.monotonic()
         return ready
 
     def create_connection(

@@ -11,9 +11,8 @@ from minibroker.client.security import protection
 from minibroker.client.settings import parse_bootstrap
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.observing.access import AsClient
-from minibroker.deploy.observing.cluster_view import ClusterView, ask_cluster, ask_offline_log_dirs, with_details
-from minibroker.deploy.observing.commits import with_stalls
-from minibroker.deploy.observing.rights import with_missing_rights
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.deploy.observing.examination import examine
 from minibroker.deploy.observing.status import Status, status_of_view
 from minibroker.protocol.errors import NetworkError
 
@@ -22,13 +21,12 @@ def view_and_status(bootstrap: str | None, data: Path) -> tuple[ClusterView, Sta
     """Look at the cluster of `data`, or at the one of `bootstrap`. Blocking. Raises MinibrokerError if there is no such
     cluster, or if no broker of `bootstrap` answers."""
     if bootstrap is None:
-        cluster = LocalCluster(data)
-        view = cluster.view()
-        return view, cluster.status(view, asks_controller=True, asks_stalls=True)
+        return LocalCluster(data).look(asks_controller=True, asks_stalls=True)
     note_overlooked(bootstrap, data)
     access = AsClient(protection("minibroker", security.chosen()))
-    view = asyncio.run(ask_cluster(parse_bootstrap(bootstrap), access=access))
+    view, offline_log_dirs = asyncio.run(
+        examine(parse_bootstrap(bootstrap), access=access, asks_controller=True, asks_stalls=True, asks_rights=True)
+    )
     if not view.brokers:
         raise NetworkError(f"no broker answers at {bootstrap}: check the address, or start the cluster")
-    view = asyncio.run(with_stalls(asyncio.run(with_details(asyncio.run(with_missing_rights(view))))))
-    return view, status_of_view(view, asyncio.run(ask_offline_log_dirs(view)), security.principal())
+    return view, status_of_view(view, offline_log_dirs, security.principal())

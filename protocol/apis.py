@@ -167,6 +167,7 @@ DESCRIBE_PRODUCERS = Api(61, "DescribeProducers", m.DescribeProducersRequest, m.
 DESCRIBE_TRANSACTIONS = Api(65, "DescribeTransactions", t.DescribeTransactionsRequest, t.DescribeTransactionsResponse)
 LIST_TRANSACTIONS = Api(66, "ListTransactions", t.ListTransactionsRequest, t.ListTransactionsResponse)
 # Not in Kafka, which numbers its APIs upwards from 0. A key must fit into seven bits (see `framing`).
+DESCRIBE_HEALTH = Api(124, "DescribeHealth", m.DescribeHealthRequest, m.DescribeHealthResponse)
 DESCRIBE_TIMELINE = Api(125, "DescribeTimeline", m.DescribeTimelineRequest, m.DescribeTimelineResponse)
 BROKER_HANDSHAKE = Api(126, "BrokerHandshake", m.BrokerHandshakeRequest, m.BrokerHandshakeResponse, plane=None)
 BROKER_AUTHENTICATE = Api(

@@ -188,10 +188,6 @@ def are_cut_apart(faults: Mapping[int, Faults], opener: int, other: int) -> bool
     return of_opener.is_isolated or of_other.is_isolated or link.loses_sent or link.loses_received
 
 
-ISOLATED = "it is isolated"
-CUT_FROM_ZOOKEEPER = "it is cut from ZooKeeper"
-
-
 def described(faults: Faults) -> list[str]:
     """Return each fault in words, for `minibroker status`."""
     found = []
@@ -205,9 +201,9 @@ def described(faults: Faults) -> list[str]:
         if disk.write_delay_ms:
             found.append(f"each write in {path} takes {disk.write_delay_ms} ms longer")
     if faults.is_isolated:
-        found.append(ISOLATED)
+        found.append("it is isolated")
     if faults.zookeeper_is_cut:
-        found.append(CUT_FROM_ZOOKEEPER)
+        found.append("it is cut from ZooKeeper")
     if faults.clock_offset_ms:
         side = "ahead" if faults.clock_offset_ms > 0 else "behind"
         found.append(f"its wall clock is {_duration(abs(faults.clock_offset_ms))} {side}")

@@ -81,6 +81,14 @@ class RegisteredBroker(msgspec.Struct, frozen=True):
         return next((e for e in self.endpoints if e.listener != CONTROL_LISTENER), None)
 
 
+class ZooKeeperContact(NamedTuple):
+    """What a broker knows of its session with ZooKeeper."""
+
+    away_s: float | None
+    """Seconds since ZooKeeper was last heard of, or the connection was lost. None: there is one."""
+    session_timeout_ms: int
+
+
 class Member(NamedTuple):
     """A replica that had all acknowledged records, and the broker epoch in which it was known to have them.
 

@@ -19,6 +19,7 @@ from minibroker.broker.handlers.administering.configs import (
     handle_incremental_alter_configs,
 )
 from minibroker.broker.handlers.administering.delete_records import handle_delete_records
+from minibroker.broker.handlers.administering.health import handle_describe_health
 from minibroker.broker.handlers.administering.log_dirs import handle_alter_replica_log_dirs, handle_describe_log_dirs
 from minibroker.broker.handlers.administering.producers import handle_describe_producers
 from minibroker.broker.handlers.administering.scram_credentials import (
@@ -119,6 +120,7 @@ HANDLERS: dict[int, Handler] = {
     apis.DESCRIBE_PRODUCERS.key: handle_describe_producers,
     apis.DESCRIBE_TRANSACTIONS.key: handle_describe_transactions,
     apis.LIST_TRANSACTIONS.key: handle_list_transactions,
+    apis.DESCRIBE_HEALTH.key: handle_describe_health,
     apis.DESCRIBE_TIMELINE.key: handle_describe_timeline,
     apis.BROKER_HANDSHAKE.key: handle_broker_handshake,
     apis.BROKER_AUTHENTICATE.key: handle_broker_authenticate,

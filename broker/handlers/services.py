@@ -31,6 +31,7 @@ from minibroker.broker.transactions.producer_ids import ProducerIds
 from minibroker.broker.transactions.verification import TransactionVerifier
 from minibroker.protocol.errors import BrokerError, ErrorCode
 from minibroker.protocol.messages import Message
+from minibroker.protocol.model import ZooKeeperContact
 from minibroker.protocol.world import ZooKeeperSession
 
 logger = logging.getLogger("minibroker.handlers")
@@ -79,6 +80,7 @@ class Services(msgspec.Struct):
     registered_epoch: Callable[[int], Awaitable[int]]
     """Returns this broker's epoch once it is at least the given one. Raises BrokerError(BROKER_ID_NOT_REGISTERED) if
     that takes too long."""
+    zookeeper_contact: Callable[[], ZooKeeperContact]
     background: Callable[[Coroutine[Any, Any, None], str], object]
     """Starts a task that the broker owns; the second argument is its name."""
     acls: AclAuthorizer | None = None

@@ -41,6 +41,7 @@ from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.metrics.connections import connection_metrics
 from minibroker.broker.metrics.groups import committed_offsets, group_metrics
 from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
+from minibroker.broker.metrics.zookeeper import zookeeper_metrics
 from minibroker.broker.network.metrics import ApiMetrics, Times
 from minibroker.broker.network.server import SocketServer
 from minibroker.broker.quotas.throttling import ClientQuotaManager
@@ -53,6 +54,7 @@ from minibroker.broker.transactions.coordination import TransactionCoordination
 from minibroker.broker.transactions.verification import TransactionVerifier
 from minibroker.protocol.apis import PRODUCE, Plane
 from minibroker.protocol.errors import ErrorCode, error_of
+from minibroker.protocol.model import ZooKeeperContact
 from minibroker.protocol.recovery_progress import METRICS as RECOVERY_METRICS
 
 PART_SAMPLES = 100
@@ -316,7 +318,9 @@ class BrokerMetrics(Collector):
         loop_lag: LoopLag,
         transcoder: Transcoder,
         client_quotas: ClientQuotaManager,
+        zookeeper_contact: Callable[[], ZooKeeperContact],
     ) -> None:
+        self._zookeeper_contact = zookeeper_contact
         self._server = server
         self._client_quotas = client_quotas
         self._replicas = replicas
@@ -338,6 +342,7 @@ class BrokerMetrics(Collector):
         yield from coordinator_metrics(self._transactions)
         yield from leader_metrics(self._replicas, self._verifier, self._transactions.late_since_ms())
         yield from self._of_the_controller()
+        yield from zookeeper_metrics(self._zookeeper_contact())
         yield from self._of_the_loop()
         yield from self._of_transcoding()
         yield from self._of_the_logs()

@@ -486,6 +486,7 @@ ACCESS: dict[int, tuple[Step, ...]] = {
         Special(_described_transactions, Need(_O.DESCRIBE, _TOPIC, LEFT_OUT)),
     ),
     apis.LIST_TRANSACTIONS.key: (Special(_list_transactions, Need(_O.DESCRIBE, _TRANSACTIONAL_ID, LEFT_OUT)),),
+    apis.DESCRIBE_HEALTH.key: (Cluster(_O.DESCRIBE),),
     apis.DESCRIBE_TIMELINE.key: (Cluster(_O.DESCRIBE),),
     apis.BROKER_HANDSHAKE.key: (),
     apis.BROKER_AUTHENTICATE.key: (),

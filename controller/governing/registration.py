@@ -30,7 +30,7 @@ from typing import cast
 from minibroker.controller.background import start_in_background, stop_in_background
 from minibroker.protocol.connections.broker_proof import fingerprint
 from minibroker.protocol.errors import MinibrokerError
-from minibroker.protocol.model import NO_EPOCH, Endpoint, RegisteredBroker
+from minibroker.protocol.model import NO_EPOCH, Endpoint, RegisteredBroker, ZooKeeperContact
 from minibroker.protocol.world import (
     Check,
     ConnectionLoss,
@@ -71,6 +71,9 @@ _RECONNECT_PAUSE_S = 0.25
 _RETRY_PAUSE_S = 0.02
 _COMPLAINT_INTERVAL_S = 10.0
 """Seconds between two log lines about an unreachable ZooKeeper."""
+
+_PING_SLACK_S = 0.5
+"""An answer to a ping may be this late before it counts as missing."""
 
 _EXPIRY_SLACK_S = 2.0
 """ZooKeeper rounds the end of a session up to its next tick, which lasts 2 s by default."""
@@ -161,6 +164,8 @@ class Registration:
         """The endpoints differ from the registered ones."""
 
         self._session: ZooKeeperSession | None = None
+        self._lost_at_s: float | None = None
+        """When the connection was lost that is not back yet."""
         self._former_session_ids: set[int] = set()
         self._cluster_id: str | None = None
         self._broker_epoch = NO_EPOCH
@@ -182,6 +187,18 @@ class Registration:
                 f"broker {self._broker_id} has no session with ZooKeeper {self._servers} now; retry later"
             )
         return self._session
+
+    @property
+    def is_connected(self) -> bool:
+        """Whether there is a connection to ZooKeeper, as far as is known."""
+        return self._session is not None and self._session.state is SessionState.CONNECTED
+
+    def contact(self) -> ZooKeeperContact:
+        silent_s = 0.0 if self._session is None else self._session.silent_s
+        if self.is_connected and silent_s < self._session_timeout_ms / 1_000 / 3 + _PING_SLACK_S:
+            return ZooKeeperContact(None, self._session_timeout_ms)
+        lost_s = 0.0 if self._lost_at_s is None else self._world.clock.monotonic() - self._lost_at_s
+        return ZooKeeperContact(max(silent_s, lost_s), self._session_timeout_ms)
 
     @property
     def broker_epoch(self) -> int:
@@ -291,7 +308,7 @@ class Registration:
         if self._session is not None:
             self._former_session_ids.add(self._session.session_id)
         session = await self._world.zookeeper.connect(self._servers, self._session_timeout_ms, self._connect_timeout_ms)
-        self._session = session
+        self._session, self._lost_at_s = session, None
         session.on_state(lambda state: self._state_changed(session, state))
         return session
 
@@ -299,7 +316,11 @@ class Registration:
         if session is not self._session:
             return
         self._news.set()
-        if state is not SessionState.CONNECTED:
+        if state is SessionState.CONNECTED:
+            self._lost_at_s = None
+        else:
+            if self._lost_at_s is None:
+                self._lost_at_s = self._world.clock.monotonic()
             for listener in self._lost_listeners:
                 listener(state)
 

@@ -70,14 +70,12 @@ from minibroker.deploy.observing.cluster_view import (
     ClusterView,
     ask_cluster,
     ask_groups,
-    ask_offline_log_dirs,
     ask_transactional_ids,
     has_group,
     has_transactional_id,
     have_coordinators,
-    with_details,
 )
-from minibroker.deploy.observing.commits import with_stalls
+from minibroker.deploy.observing.examination import examine
 from minibroker.deploy.observing.status import Status, status_of_processes
 from minibroker.protocol import faults
 
@@ -130,36 +128,39 @@ class LocalCluster:
         running = [entry.address for entry in cluster.brokers if state_of(entry.process) is ProcessState.RUNNING]
         return asyncio.run(ask_cluster(running, without=ours, access=self._access(cluster)))
 
-    def status(
-        self, view: ClusterView | None = None, *, asks_controller: bool = False, asks_stalls: bool = False
-    ) -> Status:
-        """Return the state of processes, brokers and partitions.
+    def status(self, *, asks_controller: bool = False, asks_stalls: bool = False) -> Status:
+        """Return the state of processes, brokers and partitions. See `examine`."""
+        return self.look(asks_controller=asks_controller, asks_stalls=asks_stalls)[1]
 
-        `view` spares asking the brokers again. `asks_controller`: see `with_details`; `asks_stalls`: `with_stalls`.
-        """
+    def look(self, *, asks_controller: bool, asks_stalls: bool) -> tuple[ClusterView, Status]:
+        """Return what the brokers say, and the status. See `examine`."""
         cluster = self.file()
         states = {entry.id: state_of(entry.process) for entry in cluster.brokers}
-        if cluster.zookeeper.port is None:
-            answers = zookeeper.is_any_serving(cluster.zookeeper.connect, zookeeper.tls_of(cluster.settings))
-            server = ProcessState.RUNNING if answers else ProcessState.GONE
-        else:
-            server = self.state_of(ZOOKEEPER)
-        view = asyncio.run(with_details(self.view() if view is None else view, asks_controller=asks_controller))
-        if asks_stalls:
-            view = asyncio.run(with_stalls(view))
+        with ThreadPoolExecutor(1) as thread:
+            server = thread.submit(self._state_of_zookeeper, cluster)
+            view, offline_log_dirs = asyncio.run(
+                examine(
+                    # A paused broker would accept the connection and never answer.
+                    [entry.address for entry in cluster.brokers if states[entry.id] is ProcessState.RUNNING],
+                    [entry.address for entry in cluster.brokers],
+                    self._access(cluster),
+                    asks_controller=asks_controller,
+                    asks_stalls=asks_stalls,
+                )
+            )
         ordered = injected.all_faults(self.directory, cluster)
         silent = [
             entry
             for entry in cluster.brokers
             if states[entry.id] is ProcessState.RUNNING and entry.address not in view.answered
         ]
-        return status_of_processes(
+        found = status_of_processes(
             cluster,
             states,
-            server,
+            server.result(),
             view,
             silent=[entry.id for entry in silent],
-            offline_log_dirs=asyncio.run(ask_offline_log_dirs(view)),
+            offline_log_dirs=offline_log_dirs,
             recoveries=ask_recoveries(
                 {entry.id: entry.metrics_port for entry in silent if entry.metrics_port is not None}
             ),
@@ -171,8 +172,15 @@ class LocalCluster:
             },
             full_disk=str(self.directory) if data_directory.is_full(self.directory) else None,
             faults={broker_id: faults.described(found) for broker_id, found in ordered.items()},
-            cut_from_zookeeper=[broker_id for broker_id, found in ordered.items() if found.zookeeper_is_cut],
+            cut_from_zookeeper=[id for id, found in ordered.items() if found.zookeeper_is_cut or found.is_isolated],
         )
+        return view, found
+
+    def _state_of_zookeeper(self, cluster: ClusterFile) -> ProcessState:
+        if cluster.zookeeper.port is not None:
+            return state_of(cluster.zookeeper.process)
+        answers = zookeeper.is_any_serving(cluster.zookeeper.connect, zookeeper.tls_of(cluster.settings))
+        return ProcessState.RUNNING if answers else ProcessState.GONE
 
     def resolve(self, who: Who, *, must_exist: bool = False) -> list[Member]:
         """Return the members that `who` names.

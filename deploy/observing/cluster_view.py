@@ -38,7 +38,9 @@ from minibroker.protocol.messages import (
     DescribableLogDirTopic,
     DescribeConfigsRequest,
     DescribeConfigsResource,
+    DescribeHealthResponse,
     DescribeLogDirsRequest,
+    DescribeLogDirsResponse,
     ListOffsetsPartition,
     ListOffsetsRequest,
     ListOffsetsTopic,
@@ -87,6 +89,10 @@ class ClusterView(NamedTuple):
     """How the brokers were asked, and may be asked more."""
     stalls: Mapping[TopicPartition, Sequence[int]] = MappingProxyType({})
     """Partitions whose records wait to be committed for seconds, and the members of the ISR for which they may wait."""
+    health: Mapping[int, DescribeHealthResponse] = MappingProxyType({})
+    """What brokers have told of themselves, by id."""
+    unregistered: Mapping[int, Address] = MappingProxyType({})
+    """Brokers that answered although they are not registered."""
     missing_rights: tuple[str, ...] = ()
     """Those without which the brokers do not show everything, see `rights`."""
 
@@ -117,6 +123,10 @@ class ClusterView(NamedTuple):
 
     def led_by(self, broker_id: int) -> list[TopicPartition]:
         return [name for name, state in self.partitions.items() if state.leader_id == broker_id]
+
+    def id_at(self, address: Address) -> int | None:
+        """Return the registered broker with this address."""
+        return next((broker_id for broker_id, known in self.brokers.items() if known == address), None)
 
     def silent(self) -> list[int]:
         """Return the registered brokers that did not answer."""
@@ -209,6 +219,12 @@ async def ask_cluster(
     timed = await _ask_metadata(access, addresses, timeout_s)
     named = merge([answer for answer, _ in timed.values()]).brokers.values()
     timed |= await _ask_metadata(access, sorted({*named} - {*addresses} - {*without}), timeout_s)
+    return view_of(timed, access)
+
+
+def view_of(timed: Mapping[Address, tuple[MetadataResponse, float]], access: Access) -> ClusterView:
+    """Return the view of these answers, each with the seconds that it took. The controller's wins over equally new
+    ones."""
     answers = {address: answer for address, (answer, _) in timed.items()}
     return merge(controller_first(answers))._replace(
         answered=frozenset(answers),
@@ -246,21 +262,8 @@ async def have_coordinators(
     return True
 
 
-async def with_details(
-    view: ClusterView, timeout_s: float = ASK_TIMEOUT_S, *, asks_controller: bool = True
-) -> ClusterView:
-    """Add details about topics that have replicas out of sync: from any broker `min_insync_replicas`, and with
-    `asks_controller` from the controller and the brokers `movements`.
-
-    The controller writes to ZooKeeper before it answers, to be sure of its office: do not ask it many times a second.
-    """
-    if not view.under_replicated_partitions():
-        return view
-    view = view._replace(min_insync_replicas=await _ask_min_insync_replicas(view, timeout_s))
-    return view._replace(movements=await _ask_movements(view, timeout_s)) if asks_controller else view
-
-
-async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[str, int]:
+async def ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[str, int]:
+    """Ask any broker for this setting of the topics that have replicas out of sync."""
     topics = sorted({name.topic for name in view.under_replicated_partitions()})[:MAX_TOPICS]
     address = min(view.answered, default=None)
     if not topics or address is None:
@@ -275,7 +278,8 @@ async def _ask_min_insync_replicas(view: ClusterView, timeout_s: float) -> dict[
     }
 
 
-async def _ask_movements(view: ClusterView, timeout_s: float) -> tuple[Movement, ...]:
+async def ask_movements(view: ClusterView, timeout_s: float) -> tuple[Movement, ...]:
+    """Ask the controller which replicas are being moved, and the brokers how far they are."""
     address = None if view.controller_id is None else view.brokers.get(view.controller_id)
     if address not in view.answered:  # do not wait for a controller that hangs
         return ()
@@ -323,7 +327,7 @@ async def ask_end_offsets(view: ClusterView, timeout_s: float = ASK_END_OFFSETS_
     """Ask the leaders how far consumers can read. Partitions whose leader does not answer are left out."""
     led: dict[int, dict[str, ListOffsetsTopic]] = {}
     for name, state in view.partitions.items():
-        if state.leader_id in view.brokers:
+        if view.brokers.get(state.leader_id) in view.answered:
             topics = led.setdefault(state.leader_id, {})
             asked = ListOffsetsPartition(name.partition, NO_EPOCH, LATEST_TIMESTAMP)
             topics.setdefault(name.topic, ListOffsetsTopic(name.topic, [])).partitions.append(asked)
@@ -387,10 +391,12 @@ async def ask_offline_log_dirs(view: ClusterView, timeout_s: float = ASK_TIMEOUT
     and those that did not just now are not waited for."""
     ids = [broker for broker, address in sorted(view.brokers.items()) if address in view.answered]
     answers = await _ask_all(view, DESCRIBE_LOG_DIRS, DescribeLogDirsRequest([]), timeout_s, ids)
-    return {
-        broker: {found.log_dir: found.error_message for found in answer.results if found.error_code != ErrorCode.NONE}
-        for broker, answer in answers.items()
-    }
+    return {broker: offline_log_dirs(answer) for broker, answer in answers.items()}
+
+
+def offline_log_dirs(answer: DescribeLogDirsResponse) -> dict[str, str]:
+    """Return the offline log directories, and the reasons."""
+    return {found.log_dir: found.error_message for found in answer.results if found.error_code != ErrorCode.NONE}
 
 
 async def _ask_all(
@@ -420,12 +426,13 @@ async def _ask_timed(
     """As `ask`, with the seconds that the answer took. Opening the connection does not count: clients keep theirs."""
     clock = asyncio.get_running_loop().time
     try:
-        connection = await access.open(address, timeout_s)
-        try:
-            asked_s = clock()
-            return await connection.request(api, request, timeout_s=timeout_s), clock() - asked_s
-        finally:
-            connection.close()
-            await connection.wait_closed()
-    except MinibrokerError:
+        async with asyncio.timeout(timeout_s):
+            connection = await access.open(address, timeout_s)
+            try:
+                asked_s = clock()
+                return await connection.request(api, request, timeout_s=timeout_s), clock() - asked_s
+            finally:
+                connection.close()
+                await connection.wait_closed()
+    except (TimeoutError, MinibrokerError):
         return None

@@ -27,7 +27,8 @@ CLUSTER = "--operation Describe --cluster"
 _UNKNOWN = {
     TOPICS: "the state of all topics that it does not see",
     CONFIGS: "which partitions have fewer replicas in sync than min.insync.replicas",
-    CLUSTER: "log directories that are offline, replicas that are being moved, and the controllers' timeline",
+    CLUSTER: "log directories that are offline, replicas that are being moved, connections to ZooKeeper, and the "
+    "controllers' timeline",
 }
 """What is unknown without the right, which is named by the options of `minibroker acls add` that give it."""
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 from collections import Counter
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from types import MappingProxyType
+from typing import TypedDict
 
 import msgspec
 from msgspec.structs import replace
@@ -20,12 +21,14 @@ from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView
 from minibroker.deploy.observing.commits import PATIENCE_S
-from minibroker.protocol.faults import CUT_FROM_ZOOKEEPER, ISOLATED
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of, listed
 
 _HEAL = "`minibroker heal`"
+_WAY_TO_ZOOKEEPER = "check ZooKeeper and the network between the two"
+_AWAY_AFTER_S = 1.0
+"""A connection to ZooKeeper that is back earlier, as that to another of its servers, is nothing to tell."""
 _NAMED = 5
 """The number of partitions that a line names, and of topics for which it counts the rest."""
 
@@ -59,6 +62,10 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Whether `minibroker brokers remove` moves its replicas away."""
     slow_answer_s: float | None = None
     """Seconds that its answer took, if it was slow. None: it was not, or did not answer."""
+    zookeeper_away_s: float | None = None
+    """Seconds since it lost its connection to ZooKeeper, as it says. None: it has one, or does not say."""
+    zookeeper_session_timeout_s: float | None = None
+    """After so long without a connection, its session with ZooKeeper ends. None: it does not say."""
 
     def problem(self, is_unknown: bool, faults: Sequence[str] = ()) -> str | None:
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
@@ -87,8 +94,15 @@ class BrokerStatus(msgspec.Struct, frozen=True):
             remedy = f"; {heal}" if heal else f": {wait}, else see `minibroker logs {self.id}`"
             return f"broker {self.id} runs but does not answer{led}{out}{remedy}"
         if self.registered is False:
-            remedy = f"; {heal}" if heal else f": see `minibroker logs {self.id}`"
-            return f"broker {self.id} runs but is not in the cluster{remedy}"
+            lost = self._lost_zookeeper()
+            look = "look where it runs" if self.is_elsewhere else f"see `minibroker logs {self.id}`"
+            remedy = f"; {heal}" if heal else f": {_WAY_TO_ZOOKEEPER if lost else look}"
+            return f"broker {self.id} runs but is not in the cluster{lost and f', since it {lost}'}{remedy}"
+        if lost := self._lost_zookeeper():
+            timeout_s = self.zookeeper_session_timeout_s or 0.0
+            is_over = (self.zookeeper_away_s or 0.0) >= timeout_s
+            ends = "its session is over" if is_over else f"its session ends after {timeout_s:g} s without one"
+            return f"broker {self.id} {lost} ({ends}){f'; {heal}' if heal else f': {_WAY_TO_ZOOKEEPER}'}"
         if self.slow_answer_s is not None:
             look = "look where it runs" if self.is_elsewhere else f"see `minibroker logs {self.id}`"
             remedy = f"; {heal}" if heal else f": {look}"
@@ -97,6 +111,16 @@ class BrokerStatus(msgspec.Struct, frozen=True):
                 f"{SLOW_AFTER_S:g} s){remedy}"
             )
         return None
+
+    def _lost_zookeeper(self) -> str:
+        """Return for how long it has had no connection to ZooKeeper, in words; empty if that is nothing to tell."""
+        if not self.has_lost_zookeeper:
+            return ""
+        return f"has had no connection to ZooKeeper for {self.zookeeper_away_s or 0:,.0f} s"
+
+    @property
+    def has_lost_zookeeper(self) -> bool:
+        return self.zookeeper_away_s is not None and self.zookeeper_away_s >= _AWAY_AFTER_S
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -146,7 +170,7 @@ class Status(msgspec.Struct, frozen=True):
     faults: dict[int, list[str]] = {}
     """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
     cut_from_zookeeper: list[int] = []
-    """The brokers that injected faults cut from ZooKeeper."""
+    """The brokers that do not reach ZooKeeper: they say so, or injected faults cut or isolate them."""
     missing_rights: list[str] = []
     """The rights without which the brokers do not show everything, as options of `minibroker acls add`. Without one to
     all topics, lists that would be empty are None."""
@@ -169,7 +193,7 @@ class Status(msgspec.Struct, frozen=True):
             return False
         if self.controller.id is None:
             return False
-        return not {ISOLATED, CUT_FROM_ZOOKEEPER}.intersection(self.faults.get(self.controller.id, ()))
+        return self.controller.id not in self.cut_from_zookeeper
 
     @property
     def is_any_partition_in_trouble(self) -> bool:
@@ -196,7 +220,8 @@ class Status(msgspec.Struct, frozen=True):
         if zookeeper is not None:
             found.append(f"{zookeeper[0]}, so no leader and no controller can be elected: {zookeeper[1]}")
         for broker in self.brokers:
-            problem = broker.problem(self.is_unknown, self.faults.get(broker.id, ()))
+            told = replace(broker, zookeeper_away_s=None) if zookeeper is not None else broker
+            problem = told.problem(self.is_unknown, self.faults.get(broker.id, ()))
             if problem is not None:
                 found.append(problem)
             for path, reason in broker.offline_log_dirs.items():
@@ -244,19 +269,29 @@ class Status(msgspec.Struct, frozen=True):
 
     def _zookeeper_problem(self) -> tuple[str, str] | None:
         """Return why no broker reaches ZooKeeper, and the remedy. None: some may reach it."""
-        if self.zookeeper is None:
-            return None
-        if not self.zookeeper.alive and self.zookeeper.is_elsewhere:
+        if self.zookeeper is not None and not self.zookeeper.alive and self.zookeeper.is_elsewhere:
             return f"no ZooKeeper answers at {self.zookeeper.connect}", "start it where it runs"
-        if not self.zookeeper.alive:
+        if self.zookeeper is not None and not self.zookeeper.alive:
             return "ZooKeeper is not running", "`minibroker start zookeeper`"
-        if self.zookeeper.paused:
+        if self.zookeeper is not None and self.zookeeper.paused:
             return "ZooKeeper is paused", "`minibroker resume zookeeper`"
-        running = [broker.id for broker in self.brokers if broker.alive and not broker.paused]
-        if running and set(running) <= set(self.cut_from_zookeeper):
-            cut = f"{all_of('broker', running)} {'are' if len(running) > 1 else 'is'} cut from ZooKeeper"
-            return f"{cut} by injected faults", _HEAL
-        return None
+        # Of a silent broker nothing is known, unless a fault cuts it.
+        running = [
+            broker.id
+            for broker in self.brokers
+            if broker.alive and not broker.paused and (not broker.silent or broker.id in self.cut_from_zookeeper)
+        ]
+        if not running or not set(running) <= set(self.cut_from_zookeeper):
+            return None
+        names, many = all_of("broker", running), len(running) > 1
+        if set(running) <= self.faults.keys():
+            return f"{names} {'are' if many else 'is'} cut from ZooKeeper by injected faults", _HEAL
+        lasting = max(broker.zookeeper_away_s or 0.0 for broker in self.brokers if broker.id in running)
+        them = "between it and the brokers" if many else "between the two"
+        return (
+            f"{names} {'have' if many else 'has'} had no connection to ZooKeeper for {lasting:,.0f} s",
+            f"check ZooKeeper and the network {them}",
+        )
 
     def _remedy(self, needed: Collection[int], after: str = "") -> str:
         """Return what brings the replicas of these brokers back, and `after` that; "wait" if they run. If no broker
@@ -264,7 +299,7 @@ class Status(msgspec.Struct, frozen=True):
         zookeeper = self._zookeeper_problem()
         if zookeeper is not None:
             faults = {} if zookeeper[1] == _HEAL else self.faults
-            rest = replace(self, zookeeper=None, faults=faults)._remedy(needed, after)
+            rest = replace(self, zookeeper=None, cut_from_zookeeper=[], faults=faults)._remedy(needed, after)
             return f"{zookeeper[1]}, then {rest}"
         known = {broker.id: broker for broker in self.brokers}
         here = [known[broker] for broker in sorted(needed) if broker in known]
@@ -276,6 +311,11 @@ class Status(msgspec.Struct, frozen=True):
         has_failed_disk = any(broker.offline_log_dirs and broker.id not in self.faults for broker in here)
         if has_failed_disk:
             remedies.append("repair the disks of the log directories")
+        remedies += [
+            f"let broker {broker.id} reach ZooKeeper"
+            for broker in here
+            if broker.registered is False and broker.has_lost_zookeeper and broker.id not in self.faults
+        ]
         remedies += [f"`minibroker resume {broker.id}`" for broker in here if broker.paused]
         remedies += [
             f"`minibroker brokers remove {broker.id}`" if broker.leaving else f"`minibroker start {broker.id}`"
@@ -306,7 +346,7 @@ def status_of_processes(
 
     By broker id: `states` of the processes, `last_errors` of those that ended, `silent` the running brokers that did
     not answer, `recoveries` the progress of silent brokers that start, `faults` those that were ordered, and
-    `cut_from_zookeeper` the brokers that they cut from it. A ZooKeeper elsewhere is RUNNING if it answers, else GONE.
+    `cut_from_zookeeper` the brokers that these cut from it. A ZooKeeper elsewhere is RUNNING if it answers, else GONE.
     """
     asked, slow = view, view.slow()
     view = view.without([broker for broker, state in states.items() if state is ProcessState.GONE])
@@ -329,10 +369,11 @@ def status_of_processes(
                 _names(view.led_by(entry.id)) if entry.id in silent or states[entry.id] is ProcessState.PAUSED else []
             ),
             slow_answer_s=slow.get(entry.id),
+            **_told(view, entry.id),
         )
         for entry in cluster.brokers
     ]
-    brokers += [broker for broker in _registered(view, offline_log_dirs) if broker.id not in states]
+    brokers += [broker for broker in _elsewhere(view, offline_log_dirs) if broker.id not in states]
     server = cluster.zookeeper
     found = _status(
         brokers,
@@ -348,7 +389,7 @@ def status_of_processes(
         full_disk,
         faults,
     )
-    return replace(found, cut_from_zookeeper=sorted(cut_from_zookeeper))
+    return replace(found, cut_from_zookeeper=sorted({*found.cut_from_zookeeper, *cut_from_zookeeper}))
 
 
 def status_of_view(
@@ -356,12 +397,13 @@ def status_of_view(
     offline_log_dirs: Mapping[int, dict[str, str]] = MappingProxyType({}),
     principal: str | None = None,
 ) -> Status:
-    """Return the status of a cluster elsewhere, whose processes are unknown: registered brokers count as alive.
+    """Return the status of a cluster elsewhere, whose processes are unknown: brokers that are registered
+    or answer count as alive.
     `principal`: who has asked, if known."""
-    return replace(_status(_registered(view, offline_log_dirs), None, view, view), principal=principal)
+    return replace(_status(_elsewhere(view, offline_log_dirs), None, view, view), principal=principal)
 
 
-def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
+def _elsewhere(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
     silent, slow = view.silent(), view.slow()
     return [
         BrokerStatus(
@@ -370,16 +412,36 @@ def _registered(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]
             alive=True,
             port=address[1],
             paused=False,
-            registered=True,
+            registered=broker in view.brokers,
             leaders=None if rights.TOPICS in view.missing_rights else len(view.led_by(broker)),
             offline_log_dirs=offline_log_dirs.get(broker, {}),
             silent=broker in silent,
             is_elsewhere=True,
             unanswered_partitions=_names(view.led_by(broker)) if broker in silent else [],
             slow_answer_s=slow.get(broker),
+            **_told(view, broker),
         )
-        for broker, address in sorted(view.brokers.items())
+        for broker, address in sorted({**view.unregistered, **view.brokers}.items())
     ]
+
+
+class _Told(TypedDict, total=False):
+    """Fields of `BrokerStatus`."""
+
+    zookeeper_away_s: float | None
+    zookeeper_session_timeout_s: float | None
+
+
+def _told(view: ClusterView, broker_id: int) -> _Told:
+    """Return what a broker has told of itself."""
+    health = view.health.get(broker_id)
+    if health is None:
+        return {}
+    away_ms = health.zookeeper_away_ms
+    return {
+        "zookeeper_away_s": None if away_ms < 0 else away_ms / 1_000,
+        "zookeeper_session_timeout_s": health.zookeeper_session_timeout_ms / 1_000,
+    }
 
 
 def _status(
@@ -414,6 +476,7 @@ def _status(
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
         missing_replicas=sorted(view.missing_from_isr(view.under_replicated_partitions())),
         missing_from_min_isr=sorted(view.missing_from_isr(view.under_min_isr_partitions())),
+        cut_from_zookeeper=sorted(broker.id for broker in brokers if broker.has_lost_zookeeper),
         missing_rights=list(view.missing_rights),
     )
 

@@ -81,7 +81,8 @@ def _state(broker: BrokerStatus) -> str:
         return f"recovering: {broker.recovery}"
     state = "paused" if broker.paused else "running" if broker.alive else "not running"
     answer = ", no answer" if broker.silent else ", slow to answer" if broker.slow_answer_s is not None else ""
-    return state + (", leaving" if broker.leaving else "") + answer
+    zookeeper = ", without ZooKeeper" if broker.has_lost_zookeeper else ""
+    return state + (", leaving" if broker.leaving else "") + answer + zookeeper
 
 
 def problem_lines(found: Status) -> list[str]:

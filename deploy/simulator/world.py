@@ -291,6 +291,10 @@ class ProcessSession:
     def state(self) -> SessionState:
         return self.virtual.state
 
+    @property
+    def silent_s(self) -> float:
+        return self.virtual.silent_s
+
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._process.check()
         self.virtual.on_state(_OwnedCallback(listener, self._process))

@@ -366,6 +366,10 @@ class VirtualSession:
     def state(self) -> SessionState:
         return self._state
 
+    @property
+    def silent_s(self) -> float:
+        return 0.0  # it loses its connection at once
+
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
 

@@ -1,4 +1,4 @@
-"""Requests about one broker: its log directories and the timeline of its controller."""
+"""Requests about one broker: its log directories, its health, and the timeline of its controller."""
 
 from typing import Annotated
 
@@ -92,6 +92,22 @@ class DescribeLogDirsResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
     results: Annotated[list[DescribeLogDirsResult], Meta(max_length=1_000)]
+
+
+# --- DescribeHealth (124) --------------------------------------------------------------------------------------------
+
+
+class DescribeHealthRequest(Message):
+    """What a broker knows of itself and tells in no other answer."""
+
+
+class DescribeHealthResponse(Message):
+    throttle_time_ms: Int32
+    error_code: Int16
+    broker_id: Int32
+    zookeeper_away_ms: Int64
+    """Since ZooKeeper was last heard of, or the connection was lost; -1: there is one."""
+    zookeeper_session_timeout_ms: Int32
 
 
 # --- DescribeTimeline (125) ------------------------------------------------------------------------------------------

@@ -304,6 +304,12 @@ class ZooKeeperSession(Protocol):
     @property
     def state(self) -> SessionState: ...
 
+    @property
+    def silent_s(self) -> float:
+        """Seconds since ZooKeeper was last heard of. While it can be reached, that is a third of the session timeout at
+        most, since it answers pings."""
+        ...
+
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         """Call `listener` in the event loop at every later change of the state."""
         ...

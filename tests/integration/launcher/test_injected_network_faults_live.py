@@ -12,6 +12,8 @@ import pytest
 import minibroker
 from minibroker import sync
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.looking import view_and_status
+from minibroker.deploy.observing.status import Status
 from minibroker.deploy.testing import isolation
 from minibroker.protocol.model import TopicPartition
 from minibroker.testing import SyncLocalCluster
@@ -59,6 +61,11 @@ def leader_and_follower(cluster: SyncLocalCluster) -> tuple[int, int]:
     return leader, max({1, 2, 3} - {leader, one(cluster.find("controller"))})
 
 
+def status_elsewhere(cluster: SyncLocalCluster) -> Status:
+    """The status to somebody who knows nothing of the faults."""
+    return view_and_status(cluster.bootstrap_servers, cluster.directory)[1]
+
+
 def test_status_names_the_follower_in_the_isr_for_which_writes_wait(cluster: SyncLocalCluster) -> None:
     leader, follower = leader_and_follower(cluster)
     until_true(lambda: in_sync(cluster) == {1, 2, 3})
@@ -95,7 +102,11 @@ def test_a_follower_that_is_cut_from_its_leader_leaves_the_isr_until_it_is_heale
 def test_a_controller_that_is_cut_from_zookeeper_is_followed_by_another(cluster: SyncLocalCluster) -> None:
     controller = one(cluster.find("controller"))
     cluster.cut("controller", "zookeeper")
-    until_true(lambda: FaultyCluster(cluster.directory).view().controller_id not in (None, controller))
+    files = FaultyCluster(cluster.directory)
+    until_true(lambda: controller in status_elsewhere(cluster).cut_from_zookeeper)
+    until_true(lambda: files.view().controller_id not in (None, controller))
+    [problem] = [text for text in status_elsewhere(cluster).problems() if text.startswith(f"broker {controller} ")]
+    assert "runs but is not in the cluster, since it has had no connection to ZooKeeper for " in problem
     cluster.heal()
     cluster.wait_healthy(120)
 

@@ -47,10 +47,18 @@ from minibroker.deploy.simulator.cluster import PORT as DATA_PORT
 from minibroker.deploy.simulator.cluster import VirtualCluster
 from minibroker.deploy.simulator.loop import on_virtual_loop, run
 from minibroker.deploy.simulator.world import Simulation
+from minibroker.protocol.apis import DESCRIBE_HEALTH
+from minibroker.protocol.connections.rpc import open_connection
 from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.metadata import API_VERSIONS
-from minibroker.protocol.messages import ApiVersionsRequest, FetchPartition, FetchRequest, FetchTopic
+from minibroker.protocol.messages import (
+    ApiVersionsRequest,
+    DescribeHealthRequest,
+    FetchPartition,
+    FetchRequest,
+    FetchTopic,
+)
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.world import Network
 from tests.running import run_by
@@ -597,6 +605,33 @@ async def test_the_page_counts_transactions_and_what_waits_for_them() -> None:
         page = await scrape()
         assert page[late, ""] == 1
         assert page["kafka_cluster_partition_laststableoffsetlag", "orders"] == 2
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_a_broker_tells_for_how_long_it_has_not_reached_zookeeper() -> None:
+    cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def away_s() -> tuple[float, float]:
+        page = samples((await ask(world.network, "broker-0", GET)).body)
+        connection = await open_connection(world.network, "broker-0", DATA_PORT, client_id="t", timeout_s=1)
+        health = await connection.request(DESCRIBE_HEALTH, DescribeHealthRequest())
+        assert (health.broker_id, health.zookeeper_session_timeout_ms) == (0, 6_000)
+        return page["minibroker_zookeeper_away_seconds", frozenset()], health.zookeeper_away_ms / 1_000
+
+    async def program() -> None:
+        assert await away_s() == (0, -0.001)
+        cluster.simulation.zookeeper.cut("broker-0")
+        await asyncio.sleep(4)
+        assert await away_s() == pytest.approx((4, 4), abs=0.2)
+        await asyncio.sleep(16)  # its session is over
+        assert await away_s() == pytest.approx((20, 20), abs=0.2)
+        cluster.simulation.zookeeper.uncut("broker-0")
+        await asyncio.sleep(3)
+        assert await away_s() == (0, -0.001)
 
     await world.process.run(program())
 

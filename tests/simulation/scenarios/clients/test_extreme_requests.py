@@ -164,6 +164,7 @@ HARMLESS: list[tuple[Api[Any, Any], m.Message]] = [
         ),
     ),
     (apis.ENVELOPE, m.EnvelopeRequest(1, True, memoryview(b"none"))),
+    (apis.DESCRIBE_HEALTH, m.DescribeHealthRequest()),
     (apis.DESCRIBE_TIMELINE, m.DescribeTimelineRequest(0, 0, 10)),
     (apis.BROKER_HANDSHAKE, m.BrokerHandshakeRequest(1, 0, bytes(32))),
     (apis.BROKER_AUTHENTICATE, m.BrokerAuthenticateRequest(bytes(32))),

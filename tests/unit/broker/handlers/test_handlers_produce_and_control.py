@@ -47,6 +47,7 @@ from minibroker.protocol.messages import (
     UpdateMetadataResponse,
 )
 from minibroker.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
+from minibroker.protocol.model import ZooKeeperContact
 from minibroker.protocol.records import MAGIC_COLUMNS, MAGIC_RECORDS, encode_batch
 from minibroker.protocol.records.compression import Compression
 from minibroker.protocol.records.header import write_header
@@ -108,6 +109,7 @@ class Peer:
             control_epoch=ControlEpoch(),
             authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),
             registered_epoch=self._registered_epoch,
+            zookeeper_contact=lambda: ZooKeeperContact(None, 6_000),
             background=broker.supervisor.start,
         )
         self.verifies_transactions = True

@@ -14,7 +14,13 @@ from minibroker.deploy.observing.status import some_of, status_of_processes, sta
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
 from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages import MetadataBroker, MetadataPartition, MetadataResponse, MetadataTopic
+from minibroker.protocol.messages import (
+    DescribeHealthResponse,
+    MetadataBroker,
+    MetadataPartition,
+    MetadataResponse,
+    MetadataTopic,
+)
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.recovery_progress import METRICS, RecoveryProgress, of_metrics
 
@@ -60,10 +66,10 @@ def test_who_may_not_see_all_topics_is_not_told_that_all_is_well() -> None:
     assert status_lines(status)[-2:] == ["offline partitions: unknown", "under-replicated partitions: unknown"]
     assert problem_lines(status)[-1:] == [
         "User:bob may not see everything, so this is unknown: the state of all topics that it does not see; log "
-        "directories that are offline, replicas that are being moved, and the controllers' timeline: an administrator "
-        "can allow it with `minibroker acls add --allow-principal User:bob --operation Describe --operation "
-        "DescribeConfigs --topic '*'` and `minibroker acls add --allow-principal User:bob --operation Describe "
-        "--cluster`"
+        "directories that are offline, replicas that are being moved, connections to ZooKeeper, and the controllers' "
+        "timeline: an administrator can allow it with `minibroker acls add --allow-principal User:bob --operation "
+        "Describe --operation DescribeConfigs --topic '*'` and `minibroker acls add --allow-principal User:bob "
+        "--operation Describe --cluster`"
     ]
     assert status.stalled_partitions is None
     assert [broker.leaders for broker in status.brokers] == [None] * 3
@@ -384,6 +390,59 @@ def test_what_brings_zookeeper_back_is_the_first_remedy_of_partitions_without_a_
     assert "ZooKeeper at 127.0.0.1:2181: running, cut from brokers 2 and 3" in status_lines(status)
     one = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view, faults=cut, cut_from_zookeeper=[2])
     assert one.problems()[0] == "broker 1 is not running: `minibroker start 1`", "broker 3 reaches ZooKeeper"
+
+
+def told(away_s: dict[int, float]) -> dict[int, DescribeHealthResponse]:
+    """What brokers say of their connections to ZooKeeper. A negative time: there is one."""
+    return {broker: DescribeHealthResponse(0, 0, broker, round(s * 1_000), 6_000) for broker, s in away_s.items()}
+
+
+def test_a_broker_that_does_not_reach_zookeeper_says_so_whatever_the_cause_is() -> None:
+    whole = merge([answer(partitions={0: (1, 0, [1, 2, 3])})])
+    whole = whole._replace(answered=frozenset(whole.brokers.values()))
+    away = whole._replace(health=told({1: 3.4, 2: -1, 3: 0.4}))
+    for status in (status_of_view(away), status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, away)):
+        assert status.problems() == [
+            "broker 1 has had no connection to ZooKeeper for 3 s (its session ends after 6 s without one): check "
+            "ZooKeeper and the network between the two"
+        ]
+        assert (status.cut_from_zookeeper, status.can_elect) == ([1], False)
+        assert "running, without ZooKeeper" in status_lines(status)[1]
+    moved = merge([answer(controller=(2, 8), brokers=(2, 3), partitions={0: (2, 0, [2, 3])})])
+    out = moved._replace(
+        answered=frozenset(whole.answered), health=told({1: 9, 2: -1, 3: -1}), unregistered={1: ("127.0.0.1", 9092)}
+    )
+    for status in (status_of_view(out), status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, out)):
+        assert status.problems() == [
+            "broker 1 runs but is not in the cluster, since it has had no connection to ZooKeeper for 9 s: check "
+            "ZooKeeper and the network between the two",
+            "orders-0 with replicas missing from the ISR: let broker 1 reach ZooKeeper, then wait",
+        ]
+        assert status.can_elect
+
+
+def test_if_no_broker_reaches_zookeeper_that_is_one_problem() -> None:
+    away = merge([answer()])
+    away = away._replace(health=told({1: 30, 2: 29.6, 3: 30.2}), answered=frozenset(away.brokers.values()))
+    status = status_of_view(away)
+    assert status.problems() == [
+        "brokers 1, 2 and 3 have had no connection to ZooKeeper for 30 s, so no leader and no controller can be "
+        "elected: check ZooKeeper and the network between it and the brokers"
+    ]
+    assert not status.can_elect
+    dead = status_of_processes(CLUSTER, ALL_RUN, ProcessState.GONE, away)
+    assert dead.problems() == [
+        "ZooKeeper is not running, so no leader and no controller can be elected: `minibroker start zookeeper`"
+    ]
+
+
+def test_a_controller_that_injected_faults_isolate_elects_nobody_whatever_they_are_called() -> None:
+    view = merge([answer(partitions={0: (2, 0, [1, 2, 3])})])
+    status = status_of_processes(
+        CLUSTER, ALL_RUN, ProcessState.RUNNING, view, faults={1: ["words"]}, cut_from_zookeeper=[1]
+    )
+    assert not status.can_elect
+    assert "no leader can move until the controller reaches ZooKeeper again" in status_lines(status)[-1]
 
 
 def test_a_zookeeper_that_was_not_started_here_is_not_to_be_started_here() -> None:

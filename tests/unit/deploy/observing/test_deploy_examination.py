@@ -1,0 +1,88 @@
+"""One look at a whole cluster, on virtual time: a broker that hangs costs one deadline, whatever is asked."""
+
+from __future__ import annotations
+
+import asyncio
+
+from minibroker.client.admin import Admin
+from minibroker.client.producer import Producer
+from minibroker.deploy.observing.access import Address
+from minibroker.deploy.observing.examination import Findings, examine
+from minibroker.deploy.observing.status import status_of_view
+from minibroker.deploy.simulator.cluster import PORT, VirtualCluster
+from minibroker.deploy.simulator.loop import on_virtual_loop
+from minibroker.deploy.simulator.world import Simulation, VirtualWorld
+from minibroker.protocol.connections.rpc import Connection, open_connection
+from minibroker.protocol.model import TopicPartition
+from tests.running import run_by
+
+ADDRESSES = [(f"broker-{broker}", PORT) for broker in range(3)]
+
+
+class OfWorld:
+    """Access to the brokers from a simulated host."""
+
+    def __init__(self, world: VirtualWorld) -> None:
+        self._world = world
+
+    async def open(self, address: Address, timeout_s: float) -> Connection:
+        return await open_connection(self._world.network, *address, client_id="t", timeout_s=timeout_s)
+
+
+async def look(world: VirtualWorld, addresses: list[Address]) -> tuple[Findings, float]:
+    """Return what is found, and the seconds that it took."""
+    clock = asyncio.get_running_loop().time
+    began_s = clock()
+    found = await examine(addresses, access=OfWorld(world), asks_controller=True, asks_stalls=True, asks_rights=True)
+    return found, clock() - began_s
+
+
+@run_by(on_virtual_loop)
+async def test_a_look_at_a_cluster_with_a_broker_that_hangs_ends_within_three_seconds() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=3, replication_factor=3)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send("orders", b"before", partition=0)
+            whole, took_s = await look(world, ADDRESSES)
+            assert status_of_view(whole.view).problems() == []
+            assert (sorted(whole.view.health), sorted(whole.offline_log_dirs), took_s < 0.5) == ([0, 1, 2],) * 2 + (
+                True,
+            )
+            leader = whole.view.partitions[TopicPartition("orders", 0)].leader_id
+            hanging = next(b for b in range(3) if b not in (leader, whole.view.controller_id))
+            cluster.pause_broker(hanging)
+            waiting = producer.send("orders", b"waits", partition=0)
+            for addresses in (ADDRESSES, [ADDRESSES[hanging], ADDRESSES[leader]]):
+                found, took_s = await look(world, addresses)
+                assert took_s < 3
+                assert found.view.silent() == [hanging]
+                assert sorted(found.view.health) == sorted(found.offline_log_dirs) == sorted({0, 1, 2} - {hanging})
+                assert found.view.stalls == {TopicPartition("orders", 0): [hanging]}
+            cluster.resume_broker(hanging)
+            await waiting
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_a_broker_without_a_registration_is_seen_if_it_answers() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        cluster.simulation.zookeeper.cut("broker-1")
+        await asyncio.sleep(10)
+        found, _ = await look(world, ADDRESSES)
+        assert dict(found.view.unregistered) == {1: ADDRESSES[1]}
+        [problem] = [text for text in status_of_view(found.view).problems() if "broker 1 runs" in text]
+        assert problem.startswith(
+            "broker 1 runs but is not in the cluster, since it has had no connection to ZooKeeper for 10 s"
+        )
+
+    await world.process.run(program())
