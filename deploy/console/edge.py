@@ -34,7 +34,8 @@ from starlette.responses import HTMLResponse, PlainTextResponse, RedirectRespons
 from starlette.routing import Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
-from minibroker.client.cli.timelines.story import Story, failovers
+from minibroker.client.cli.timelines.failovers import failovers
+from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import time_of_day
 from minibroker.deploy.console import fault_page, pages, plots, producers, record_page
 from minibroker.deploy.console.connections import BoundedProtocol

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import NamedTuple
 
 from minibroker.client.administering.timeline import merged
-from minibroker.client.cli.timelines.story import failovers
+from minibroker.client.cli.timelines.failovers import failovers
 from minibroker.client.cli.timelines.timeline import entries_of_all
 from minibroker.client.cli.timelines.words import clock_time, milliseconds
 from minibroker.deploy.local.cluster_file import ClusterFile

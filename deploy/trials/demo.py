@@ -21,7 +21,8 @@ from pathlib import Path
 import msgspec
 
 from minibroker.client.admin import Admin
-from minibroker.client.cli.timelines.story import Story, last_failover
+from minibroker.client.cli.timelines.failovers import last_failover
+from minibroker.client.cli.timelines.story import Story
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.who import BrokerId

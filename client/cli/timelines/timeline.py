@@ -28,7 +28,8 @@ from minibroker.client.cli.terminal.output import (
     run,
 )
 from minibroker.client.cli.terminal.times import hint, parse_time_ms
-from minibroker.client.cli.timelines.story import Story, failovers, of_topic
+from minibroker.client.cli.timelines.failovers import failovers, of_topic
+from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import date_and_time, entry_lines, milliseconds
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError

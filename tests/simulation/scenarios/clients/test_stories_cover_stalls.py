@@ -10,7 +10,8 @@ from typing import NamedTuple
 
 import pytest
 
-from minibroker.client.cli.timelines.story import Story, failovers
+from minibroker.client.cli.timelines.failovers import failovers
+from minibroker.client.cli.timelines.story import Story
 from minibroker.client.producer import Producer
 from minibroker.deploy.simulator.cluster import VirtualCluster
 from minibroker.deploy.simulator.loop import on_virtual_loop

@@ -10,7 +10,8 @@ import pytest
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, Entry, TimelineRead
-from minibroker.client.cli.timelines.story import Story, failovers, last_failover
+from minibroker.client.cli.timelines.failovers import failovers, last_failover
+from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import sentence
 from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from minibroker.deploy.simulator.loop import on_virtual_loop

@@ -12,7 +12,7 @@ from minibroker import application
 from minibroker.client.administering.timeline import Entry, TimelineRead, merged
 from minibroker.client.cli.terminal.output import run_app
 from minibroker.client.cli.timelines import timeline
-from minibroker.client.cli.timelines.story import failovers, last_failover
+from minibroker.client.cli.timelines.failovers import failovers, last_failover
 from minibroker.client.cli.timelines.timeline import FILE, with_files
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError

@@ -1,0 +1,446 @@
+"""Tells the story of a failover from its entries: what was lost, and how every partition got a leader again. Pure.
+
+It begins with the first sign (a lost connection, a resignation, the last that another broker heard from one that
+hangs), continues with the change of controller or the loss of a broker, the elections that follow and their writes, and
+ends when the last resulting order was answered. Times are relative to the beginning, by the clocks of the machines
+that recorded them (`Clock.observed_ms`): an injected move of a broker's clock does not move its entries. Rejected:
+guessing each broker's offset from entries of others, since a step that only one broker records has no other time.
+"""
+
+from __future__ import annotations
+
+from collections import Counter
+from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
+
+from minibroker.client.administering.timeline import Entry
+from minibroker.client.cli.timelines.story import Step, Story
+from minibroker.client.cli.timelines.turns import (
+    BY_OTHERS,
+    CONTROLLER_STOPS,
+    SIGNS_WITHIN_MS,
+    SILENT,
+    STOPS,
+    came_back,
+)
+from minibroker.client.cli.timelines.words import (
+    cut,
+    failed_disks,
+    has_full_disk,
+    is_internal,
+    milliseconds,
+    orders,
+    sentence,
+    state_lines,
+)
+from minibroker.protocol.model import NO_LEADER
+from minibroker.protocol.words import all_of, counted
+
+_BACK_WITHIN_MS = 5_000
+"""A broker that registers again this soon, and was neither unreachable nor silent, had only lost its session."""
+_CLOCKS_DIFFER_MS = 1_000
+_LATE_MS = 100
+"""A busy controller hears an answer this much later than its recorded times add up to."""
+
+_SIGNS = (*BY_OTHERS, "BrokerSuspected", "Resignation")
+_NEWS = ("ZooKeeper session", "was elected")
+"""Words of the causes of a resignation that a controller learns after it has lost its office."""
+_ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
+_SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
+
+
+class Teller:
+    def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int], previous: int) -> None:
+        """`previous`: the index of the last turn of the failover before."""
+        self._entries = entries
+        self._previous = previous
+        self._last_turn = turns[-1]
+        self._turns = [entries[index] for index in turns]
+        self._victims = victims
+        signs = dict(self._find_signs(turns[0]))
+        self._signs = list(signs.values())
+        silences = dict(self._find_silences())
+        self._silences = list(silences.values())
+        disks = dict(self._find_failed_disks(turns[0]))
+        self._disks = list(disks.values())
+        self.first = min([turns[0], *signs, *silences, *disks])
+        """The index of the story's first entry."""
+        self._answers = list(self._find_answers(turns[0]))
+        """Pairs of a turn's index and an answer to its orders."""
+        self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == STOPS} | {
+            sign["controller"]
+            for sign in self._signs
+            if sign["event"] == "Resignation" and sign["cause"] == CONTROLLER_STOPS
+        }
+        self._back = self._only_registered_again(turns[0])
+        self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
+        is_stop = self._turns[0]["event"] == STOPS
+        self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
+        self._began_ms = min([self._noticed_ms, *map(_began_ms, (*self._silences, *self._disks))])
+
+    def story(self) -> Story:
+        steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
+        steps += [self._step(each, _began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
+        for disk in self._disks:
+            steps += [
+                Step(self._at(disk, 0.0), disk["controller"], disk["epoch"], "LogDirFailure", text)
+                for text in failed_disks(disk)
+            ]
+        lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._noticed_ms), None)
+        if lost is not None:
+            text = f"The connection of broker {lost['controller']} to broker {lost['broker']} is lost."
+            steps.insert(0, self._step(lost, _began_ms(lost) - lost["time_ms"], text))
+        waited = max(self._signs, key=lambda sign: float(sign.get("waited_ms", 0.0)), default={})
+        if "waited_ms" in waited:
+            text = (
+                f"ZooKeeper answers broker {waited['controller']} again. While it was away or slow, nothing could be "
+                f"elected, for up to {milliseconds(waited['waited_ms'])}."
+            )
+            steps.insert(1, self._step(waited, -round(waited["lasted_ms"]), text))
+        for turn in self._turns:
+            steps.extend(self._turn(turn))
+        steps += [
+            self._step(answer, -answer.get("queued_ms", 0.0), sentence(answer), tuple(answer.get("errors", [])))
+            for answer in self._last_answers()
+        ]
+        elections = [
+            (index, state)
+            for index, turn in enumerate(self._turns)
+            for state in turn.get("states", [])
+            if _is_election(state)
+        ]
+        last = {state["partition"]: state for _, state in elections}
+        led_later: dict[str, float] = {}
+        for entry in self._entries[self._last_turn + 1 :]:
+            for state in entry.get("states", []):
+                if state["leader"] != NO_LEADER:
+                    led_later.setdefault(state["partition"], self._at(entry, state["at_ms"]))
+        without = sorted(p for p, state in last.items() if state["leader"] == NO_LEADER)
+        late = [p for p in without if p in led_later]
+        led = {
+            (index, state["leader"])
+            for index, state in elections
+            if state is last[state["partition"]] and state["leader"] != NO_LEADER
+        }
+        elected = sum(state["leader"] != NO_LEADER for state in last.values())
+        written = [
+            self._at(self._turns[index], state["at_ms"]) for index, state in elections if state["leader"] != NO_LEADER
+        ]
+        for index, turn in enumerate(self._turns):
+            if turn.get("states_omitted"):
+                # The list of states is cut, so every broker that got orders must have confirmed them.
+                recorded = sum(1 for state in turn["states"] if _is_election(state))
+                elected += turn["elected"] - recorded
+                written.append(self._at(turn, turn["written_at_ms"]))
+                led |= {
+                    (index, order["broker"]) for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"
+                }
+        confirmed = [self._confirmed_ms(index, broker) for index, broker in led]
+        confirmed_ms = [at_ms for at_ms in confirmed if at_ms is not None]
+        left = [
+            self._at(turn, state["at_ms"])
+            for turn in self._turns
+            for state in turn.get("states", [])
+            if not _is_election(state) and not set(state.get("isr_before", ())) <= set(state["isr"])
+        ]
+        former = {state.get("leader_before") for _, state in elections}
+        short, enough_ms = self._short_of_replicas()
+        is_confirmed = bool(led) and len(confirmed_ms) == len(confirmed)
+        return Story(
+            self._title(),
+            self._began_ms,
+            tuple(sorted(steps, key=lambda step: step.at_ms)),
+            elected,
+            tuple(p for p in without if p not in led_later),
+            max(written, default=None),
+            max(*confirmed_ms, *written) if is_confirmed else None,
+            short,
+            enough_ms,
+            self._noticed_late and not self._silences,
+            tuple(late),
+            max((led_later[p] for p in late), default=None),
+            max(left, default=None),
+            tuple(sorted(self._back & former)),
+        )
+
+    def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
+        """Return the led partitions with fewer replicas in sync than min.insync.replicas after the last turn, and the
+        time until all had enough, if it is recorded."""
+        last = {state["partition"]: state for turn in self._turns for state in turn.get("states", [])}
+        short = {p: state for p, state in last.items() if state["leader"] != NO_LEADER and _is_short(state)}
+        enough: dict[str, float] = {}
+        for entry in self._entries[self._last_turn + 1 :]:
+            for state in (*entry.get("adopted", []), *entry.get("states", [])):
+                if state["partition"] in short and not _is_short(state):
+                    enough.setdefault(state["partition"], self._at(entry, state["at_ms"]))
+        enough_ms = max(enough.values(), default=None) if len(enough) == len(short) else None
+        return tuple(sorted(short, key=is_internal)), enough_ms
+
+    def _confirmed_ms(self, turn: int, broker: int) -> float | None:
+        """Return the time at which the broker confirmed its leadership, in answer to the orders of this turn or a later
+        one. None: not recorded."""
+        answers = [
+            (index, self._at(answer, -answer.get("queued_ms", 0.0)))
+            for index, answer in self._answers
+            if answer["event"] == "LeaderAndIsrAnswered"
+            and index >= turn
+            and answer["broker"] == broker
+            and not answer.get("errors")
+        ]
+        first = min((index for index, _ in answers), default=None)
+        return max((at_ms for index, at_ms in answers if index == first), default=None)
+
+    def _title(self) -> str:
+        changes = [turn for turn in self._turns if turn["event"] == "Startup"]
+        gone = {b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))}
+        gone |= {silence["broker"] for silence in self._silences}
+        gone |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]} - self._stopped
+        lost, stopped = sorted(gone - self._stopped - self._back), sorted(self._stopped)
+        happened = []
+        if stopped:
+            happened.append(f"{all_of('broker', stopped)} stopped cleanly")
+        full = [broker for broker in lost if any(has_full_disk(entry, broker) for entry in self._disks)]
+        if lost:
+            why = "" if not full else " (full disk)" if full == lost else f" (full disk of {all_of('broker', full)})"
+            happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{why}")
+        if again := sorted(gone & self._back):
+            happened.append(f"{all_of('broker', again)} lost the registration and registered again")
+        if changes:
+            moved = f"broker {changes[-1]['controller']} became the controller"
+            if not happened and (before := self._controller_before(changes[-1])) not in (
+                None,
+                changes[-1]["controller"],
+            ):
+                moved += f" in the place of broker {before}"
+            happened.append(moved)
+        return " and ".join(happened)
+
+    def _only_registered_again(self, first_turn: int) -> set[int]:
+        """Return the brokers that registered again soon and were found neither unreachable nor silent. Their sessions
+        had ended, for instance because ZooKeeper was away."""
+        until_ms = self._entries[self._last_turn]["time_ms"] + _BACK_WITHIN_MS
+        soon = [entry for entry in self._entries[first_turn:] if entry["time_ms"] <= until_ms]
+        noticed = {entry["broker"] for entry in (*self._signs, *self._silences) if "broker" in entry} | self._stopped
+        noticed |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
+        return came_back(soon, 0, len(soon)) - noticed
+
+    # -- the entries of this failover --
+
+    def _find_signs(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
+        """Yield suspicions and removals of the victims, and resignations, since the previous failover, with their
+        indexes."""
+        found: list[tuple[int, Entry]] = []
+        for index in range(first_turn - 1, -1, -1):
+            entry = self._entries[index]
+            is_old = self._entries[first_turn]["time_ms"] - entry["time_ms"] > SIGNS_WITHIN_MS
+            if is_old or index == self._previous:
+                break
+            if entry["event"] in _SIGNS and self._is_of_victim(entry, self._entries[first_turn]):
+                found.insert(0, (index, entry))
+        yield from found
+        for index, entry in enumerate(self._entries[first_turn:], first_turn):
+            # A suspicion by the controller may be recorded after the loss; any other sign comes before a turn.
+            is_late = index > self._last_turn and entry["event"] != "BrokerSuspected"
+            if entry["event"] in _SIGNS and not is_late and self._is_of_victim(entry, self._turns[-1]):
+                yield index, entry
+
+    def _find_silences(self) -> Iterator[tuple[int, Entry]]:
+        """Yield when brokers that carried out the orders had heard from the victims for the last time. The controller's
+        own broker may have recorded that before the turn, whose entry is recorded when it is done."""
+        since_ms, epochs = self._turns[0]["time_ms"] - _CLOCKS_DIFFER_MS, {turn["epoch"] for turn in self._turns}
+        for index, entry in enumerate(self._entries):
+            if entry["event"] != SILENT or entry["time_ms"] < since_ms or entry["epoch"] not in epochs:
+                continue
+            if self._is_victim(entry["broker"]):
+                yield index, entry
+
+    def _find_failed_disks(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
+        """Yield the entries in which victims have reported that they lost log directories, since the failover before:
+        a broker ends with its last one."""
+        since_ms = self._entries[first_turn]["time_ms"] - SIGNS_WITHIN_MS
+        for index, entry in enumerate(self._entries[self._previous + 1 :], self._previous + 1):
+            is_due = index <= self._last_turn and entry["time_ms"] >= since_ms
+            if is_due and any(self._is_victim(failed["broker"]) for failed in entry.get("failed_disks", [])):
+                yield index, entry
+
+    def _is_victim(self, broker_id: int) -> bool:
+        """Whether the broker is a victim. The entries of a controller that hangs or is gone are missing, so it may be
+        known only by its absence."""
+        return broker_id in self._victims or any(broker_id not in t["brokers"] for t in self._turns if "brokers" in t)
+
+    def _is_of_victim(self, sign: Entry, turn: Entry) -> bool:
+        if sign["event"] != "Resignation":
+            return sign.get("broker") in self._victims
+        # A controller that hung finds out when it wakes up that its session has expired, long after another took over.
+        woke_up = _is_news(sign) and sign["time_ms"] > turn["time_ms"]
+        return sign["controller"] in self._victims and not woke_up
+
+    def _find_answers(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
+        """Yield the answers to the orders of this failover, each with the index of the turn that sent them."""
+        awaited = Counter(
+            (index, order["broker"], order["request"])
+            for index, turn in enumerate(self._turns)
+            for order in turn.get("sent", [])
+        )
+        for entry in self._entries[first_turn:]:
+            if entry["event"] not in _ANSWERS:
+                continue
+            queued_at_ms = entry["time_ms"] - entry.get("queued_ms", 0.0) - entry.get("took_ms", 0.0)
+            for index, turn in enumerate(self._turns):
+                key = index, entry["broker"], entry["request"]
+                is_of_term = (turn["controller"], turn["epoch"]) == (entry["controller"], entry["epoch"])
+                late_ms = 1 if "sent_omitted" in turn else _LATE_MS  # otherwise the answers are counted
+                is_meant = turn["time_ms"] - 1 <= queued_at_ms <= turn["time_ms"] + turn["total_ms"] + late_ms
+                if is_of_term and is_meant and (awaited[key] > 0 or "sent_omitted" in turn):
+                    awaited[key] -= 1
+                    yield index, entry
+                    break
+
+    def _last_answers(self) -> list[Entry]:
+        """Return each broker's last answer of a kind to a turn, with the totals of the answers before it, because one
+        order may take several requests. Turns are not added up: their orders concern the same partitions."""
+        last: dict[tuple[int, int, str], Entry] = {}
+        for turn, answer in self._answers:
+            key = turn, answer["broker"], answer["event"]
+            before = last.get(key, {})
+            last[key] = answer | {
+                "partitions": before.get("partitions", 0) + answer.get("partitions", 0),
+                "errors": [*before.get("errors", []), *answer.get("errors", [])],
+            }
+        return list(last.values())
+
+    # -- its steps --
+
+    def _at(self, entry: Entry, offset_ms: float) -> float:
+        """Clocks differ, so no step is placed before the beginning."""
+        return max(0.0, round(float(entry["time_ms"] - self._began_ms + offset_ms), 1))
+
+    def _step(self, entry: Entry, offset_ms: float, text: str, details: tuple[str, ...] = ()) -> Step:
+        return Step(self._at(entry, offset_ms), entry["controller"], entry["epoch"], entry["event"], text, details)
+
+    def _turn(self, turn: Entry) -> Iterator[Step]:
+        if turn["event"] == "Startup":
+            yield from self._new_controller(turn)
+        elif turn["event"] == STOPS:
+            yield self._step(turn, 0.0, sentence(turn))
+        else:
+            is_back = set(turn["lost"]) <= set(turn.get("added", []))
+            text = f"{sentence(turn)} " + (
+                "Its former registration is gone, and with it what it led."
+                if is_back
+                else "Its entry in /brokers/ids is no longer there."
+            )
+            silent = self._silent(turn["lost"], turn)
+            self._noticed_late |= bool(silent)
+            if silent := [broker for broker in silent if broker not in turn.get("added", [])]:
+                sessions = "its session" if len(silent) == 1 else "their sessions"
+                text += (
+                    f" It is not recorded that {_brokers(silent)} could not be reached before: ZooKeeper ended "
+                    f"{sessions}, {_SESSION_TIMEOUT} after the last heartbeat, because of a hang or because ZooKeeper "
+                    "was away."
+                )
+            yield self._step(turn, 0.0, text)
+        yield from self._elections(turn)
+        sent = [order for order in turn.get("sent", []) if order["partitions"]]
+        if sent:
+            told = tuple(cut(orders(sent), turn.get("sent_omitted", 0)))
+            text = "The controller sends the brokers their new roles and the metadata for clients."
+            yield self._step(turn, sent[0]["at_ms"], text, told)
+
+    def _silent(self, brokers: Iterable[int], turn: Entry) -> list[int]:
+        """Return those brokers that were not found unreachable before, and had not announced their stop."""
+        known = {sign["controller"] if sign["event"] == "Resignation" else sign["broker"] for sign in self._signs}
+        known |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
+        now = next(index for index, entry in enumerate(self._entries) if entry is turn)
+        for index, entry in enumerate(self._entries[:now]):
+            if entry["event"] == STOPS and turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:
+                known |= {entry.get("broker")} - came_back(self._entries, index, now)
+        return [broker for broker in brokers if broker not in known]
+
+    def _controller_before(self, turn: Entry) -> int | None:
+        return next(
+            (
+                entry["controller"]
+                for entry in reversed(self._entries)
+                if entry["epoch"] < turn["epoch"] and entry["event"] not in (*BY_OTHERS, SILENT)
+            ),
+            None,
+        )
+
+    def _why_unnoticed(self, before: int, turn: Entry) -> str:
+        earlier = [entry["time_ms"] for entry in self._entries if entry["epoch"] < turn["epoch"]]
+        up_ms = turn.get("broker_up_ms")
+        if up_ms is not None and turn["time_ms"] - up_ms > max(earlier):
+            # A controller records each broker that registers, so there was none when this one started.
+            return (
+                f"Broker {before}, the controller until now, is gone, and no other broker ran to replace it: broker "
+                f"{turn['controller']} was started {milliseconds(up_ms)} before."
+            )
+        return (
+            f"Broker {before}, the controller until now, has not resigned and was not found unreachable: ZooKeeper "
+            f"ended its session, {_SESSION_TIMEOUT} after its last heartbeat, because it hung or ZooKeeper was away."
+        )
+
+    def _new_controller(self, turn: Entry) -> Iterator[Step]:
+        before = self._controller_before(turn)
+        if before is not None and self._silent([before], turn):
+            self._noticed_late = True
+            yield self._step(turn, 0.0, self._why_unnoticed(before, turn))
+        text = (
+            f"Broker {turn['controller']} is elected controller: it was the first to create /controller in "
+            f"ZooKeeper. Its epoch is {turn['epoch']}; brokers now reject lower epochs."
+        )
+        version = f"every write checks that /controller_epoch is at version {turn.get('epoch_version', '?')}"
+        yield self._step(turn, 0.0, text, (version,))
+        if "read_at_ms" in turn:
+            what = (
+                f"{counted(len(turn['brokers']), 'broker')}, {counted(turn['topics'], 'topic')} and "
+                f"{counted(turn['partitions'], 'partition')}"
+            )
+            yield self._step(turn, turn["read_at_ms"], f"It has read the cluster from ZooKeeper: {what}.")
+            for broker_id in turn.get("unreachable", []):
+                text = f"Broker {broker_id} is still registered but unreachable: its registration is removed."
+                removed = [w for w in turn.get("writes", []) if w.startswith(f"remove /brokers/ids/{broker_id} ")]
+                yield self._step(turn, turn["read_at_ms"], text, tuple(removed))
+
+    def _elections(self, turn: Entry) -> Iterator[Step]:
+        states = turn.get("states", [])
+        elected = [state for state in states if _is_election(state)]
+        omitted = turn.get("states_omitted", 0)
+        if elected:
+            count = counted(turn["elected"] if omitted else len(elected), "partition")
+            text = f"New leaders are elected for {count}, each from the in-sync replicas (the ISR)."
+            if not all(state["leader"] in state.get("isr_before", state["isr"]) for state in elected):
+                text = f"New leaders are elected for {count}: from the in-sync replicas (the ISR) or, if none of these "
+                text += "is alive, from the others."
+            if any(state["leader"] == NO_LEADER for state in elected):
+                text = f"New leaders are sought for {count}; a partition without a live in-sync replica gets none."
+            more = turn["elected"] - len(elected) if omitted else 0
+            at_ms = turn["written_at_ms"] if omitted else elected[-1]["at_ms"]
+            yield self._step(turn, at_ms, text, tuple(cut(state_lines(elected), more)))
+        others = [state for state in states if not _is_election(state)]
+        if others and not omitted:
+            text = f"In {counted(len(others), 'partition')} the leader stays, and the in-sync replicas change."
+            yield self._step(turn, others[-1]["at_ms"], text, tuple(cut(state_lines(others))))
+
+
+def _is_news(resignation: Entry) -> bool:
+    """Whether a controller resigned because it had learned that it was none any more."""
+    return any(words in resignation["cause"] for words in _NEWS)
+
+
+def _brokers(ids: Sequence[int]) -> str:
+    return "it" if len(ids) == 1 else all_of("broker", ids)
+
+
+def _began_ms(entry: Entry) -> int:
+    """Return the time at which the recorded event began: for a suspicion, when the connection was lost."""
+    return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))
+
+
+def _is_short(state: dict[str, Any]) -> bool:
+    return bool(len(state["isr"]) < state.get("min_isr", 0))
+
+
+def _is_election(state: dict[str, Any]) -> bool:
+    return bool(state["leader"] != state.get("leader_before"))

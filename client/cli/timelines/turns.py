@@ -1,0 +1,103 @@
+"""The turns of failovers: entries that show the loss of a broker or the election of another controller. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+from minibroker.client.administering.timeline import Entry
+
+SIGNS_WITHIN_MS = 60_000
+"""Maximum time between a sign and the loss of the broker."""
+TOGETHER_MS = 2_000
+"""Losses that follow each other faster than this are one failover."""
+BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
+"""Entries that other brokers record about a controller."""
+SILENT = "BrokerSilent"
+"""Recorded by brokers that carried out the orders of a failover: since when they had not heard from the lost one."""
+STOPS = "ControlledShutdownRequest"
+CONTROLLER_STOPS = "the broker stops"
+"""The cause of a resignation."""
+
+
+def is_turn(entry: Entry) -> bool:
+    """Whether the entry is the loss of a broker, a controlled shutdown, or the election of another controller (except
+    the first one ever)."""
+    if entry["event"] == "BrokerChange":
+        return bool(entry.get("lost"))
+    if entry["event"] == STOPS:
+        return "broker" in entry and bool(entry.get("states"))  # files of earlier versions do not name it
+    return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
+
+
+def came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:
+    """Return the brokers that these entries show alive again."""
+    back: set[int] = set()
+    for entry in entries[begin:end]:
+        if entry["event"] == "BrokerChange":
+            back.update(entry.get("added", []))
+        elif entry["event"] == "Startup":
+            back.add(entry["controller"])
+    return back
+
+
+def was_whole_between(entries: Sequence[Entry], lost: int, end: int) -> bool:
+    """Whether the brokers lost by the entry at `lost` came back, and were in sync again where they had been."""
+    turn = entries[lost]
+    if turn.get("states_omitted") or not victims_of(entries, lost) <= came_back(entries, lost + 1, end):
+        return False
+    missing = {state["partition"]: set(state.get("isr_before", ())) for state in turn.get("states", [])}
+    for entry in entries[lost + 1 : end]:
+        for state in (*entry.get("adopted", []), *entry.get("states", [])):
+            if missing.get(state["partition"], set()) <= set(state["isr"]):
+                missing.pop(state["partition"], None)
+    return not missing
+
+
+def begins_anew(entries: Sequence[Entry], index: int) -> bool:
+    """Whether the entry shows the start of a cluster that had been stopped, which is not a failover: the previous
+    controller stopped cleanly before this broker was started."""
+    entry = entries[index]
+    if entry["event"] != "Startup" or "broker_up_ms" not in entry:
+        return False
+    started_ms = entry["time_ms"] - entry["broker_up_ms"]
+    before = next(_of_earlier_epochs(entries[:index], entry["epoch"]), None)
+    return before is not None and before["event"] == "Resignation" and before["time_ms"] < started_ms
+
+
+def stops_the_cluster(entries: Sequence[Entry], last: int, first: int, victims: set[int]) -> bool:
+    """Whether the failover from `first` to the turn `last` is the stop of the whole cluster, which is none: all lost
+    brokers stopped cleanly, the others soon after them, the controller at the end, and no broker was left to follow
+    it."""
+    cleanly: set[int] = set()
+    ended_ms = entries[last]["time_ms"]
+    has_resigned = False
+    for index, entry in enumerate(entries[first:], first):
+        resigns = entry["event"] == "Resignation" and entry["cause"] == CONTROLLER_STOPS
+        if not (resigns or (entry["event"] == STOPS and "broker" in entry)):
+            continue
+        cleanly.add(entry["controller" if resigns else "broker"])
+        if index > last:
+            if entry["time_ms"] > ended_ms + TOGETHER_MS:
+                return False
+            ended_ms = entry["time_ms"]
+            has_resigned = has_resigned or resigns
+    return has_resigned and victims <= cleanly
+
+
+def victims_of(entries: Sequence[Entry], index: int) -> set[int]:
+    """Return the brokers that were lost, or lost their office."""
+    entry = entries[index]
+    if entry["event"] == "BrokerChange":
+        return set(entry["lost"])
+    if entry["event"] == STOPS:
+        return {entry["broker"]}
+    victims = set(entry.get("unreachable", []))
+    before = next(_of_earlier_epochs(entries[:index], entry["epoch"]), None)
+    if before is not None:
+        victims.add(before["broker" if before["event"] in BY_OTHERS else "controller"])
+    return victims
+
+
+def _of_earlier_epochs(entries: Sequence[Entry], epoch: int) -> Iterator[Entry]:
+    """Yield entries of earlier controllers, or about them, the last one first."""
+    return (entry for entry in reversed(entries) if entry["epoch"] < epoch and entry["event"] != SILENT)
