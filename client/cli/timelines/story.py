@@ -30,7 +30,7 @@ class Story(NamedTuple):
     leaderless: tuple[str, ...]
     """Partitions that have no leader yet."""
     written_ms: float | None
-    """Time until the last of these leaders was in ZooKeeper. None: no leader was elected."""
+    """Time until the last leader of a partition that had lost its own was in ZooKeeper. None: no partition had."""
     led_ms: float | None
     """Time until the last of them confirmed that it leads. None: not recorded."""
     short: tuple[str, ...] = ()
@@ -49,21 +49,26 @@ class Story(NamedTuple):
     had waited for it. None: there was no such partition."""
     may_have_run: tuple[int, ...] = ()
     """Former leaders that had only lost their registrations, and may have taken writes until they were replaced."""
+    replaced: int = 0
+    """Partitions of these, which may never have been without a leader. They count for `elected`."""
+    replaced_ms: float | None = None
+    """Time until the last leader of these partitions confirmed that it leads. None: not recorded."""
 
     def ending(self) -> str:
         parts = []
+        lost = self.elected - self.replaced
         if self.led_ms is not None:
             parts.append(
                 f"{milliseconds(self.led_ms)} until "
-                + ("the partition" if self.elected == 1 else f"the last of {self.elected:,} partitions")
+                + ("the partition" if lost == 1 else f"the last of {lost:,} partitions")
                 + " was led again"
             )
-        elif self.written_ms is not None and self.elected:
+        elif self.written_ms is not None and lost:
             parts.append(
-                f"{milliseconds(self.written_ms)} until {counted(self.elected, 'partition')} had a new "
+                f"{milliseconds(self.written_ms)} until {counted(lost, 'partition')} had a new "
                 "leader in ZooKeeper; not every leader is recorded as having confirmed it"
             )
-        else:
+        elif not self.replaced:
             parts.append("no partition had to change its leader")
             if self.left_ms is not None:
                 parts.append(
@@ -75,7 +80,11 @@ class Story(NamedTuple):
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
         if self.may_have_run:
             ran = all_of("broker", self.may_have_run)
-            parts.append(f"{ran} may have run on, and have taken writes until replaced")
+            after = "" if self.replaced_ms is None else f", after {milliseconds(self.replaced_ms)}"
+            parts.append(
+                f"{ran} may have run on, and have taken writes in {counted(self.replaced, 'partition')} until "
+                f"replaced{after}"
+            )
         since = ", from when that was noticed" if self.noticed_late else ""
         ending = f"In all{since}: {'; '.join(parts)}."
         if self.short:
@@ -114,5 +123,7 @@ class Story(NamedTuple):
             "below_min_isr": list(self.short),
             "enough_ms": self.enough_ms,
             "may_have_run": list(self.may_have_run),
+            "replaced": self.replaced,
+            "replaced_ms": self.replaced_ms,
         }
         return [*(step._asdict() for step in self.steps), whole]

@@ -117,14 +117,21 @@ class Teller:
                     led_later.setdefault(state["partition"], self._at(entry, state["at_ms"]))
         without = sorted(p for p, state in last.items() if state["leader"] == NO_LEADER)
         late = [p for p in without if p in led_later]
-        led = {
-            (index, state["leader"])
-            for index, state in elections
-            if state is last[state["partition"]] and state["leader"] != NO_LEADER
-        }
+        former: dict[str, int | None] = {}
+        for _, state in elections:
+            former.setdefault(state["partition"], state.get("leader_before"))
+        ran_on = {p for p, leader in former.items() if leader in self._back and last[p]["leader"] != NO_LEADER}
+        led: set[tuple[int, int]] = set()
+        replacing: set[tuple[int, int]] = set()
+        """Turns with the leaders that they elected for good: of partitions that had lost theirs, and of `ran_on`."""
+        for index, state in elections:
+            if state is last[state["partition"]] and state["leader"] != NO_LEADER:
+                (replacing if state["partition"] in ran_on else led).add((index, state["leader"]))
         elected = sum(state["leader"] != NO_LEADER for state in last.values())
         written = [
-            self._at(self._turns[index], state["at_ms"]) for index, state in elections if state["leader"] != NO_LEADER
+            self._at(self._turns[index], state["at_ms"])
+            for index, state in elections
+            if state["leader"] != NO_LEADER and state["partition"] not in ran_on
         ]
         for index, turn in enumerate(self._turns):
             if turn.get("states_omitted"):
@@ -135,17 +142,14 @@ class Teller:
                 led |= {
                     (index, order["broker"]) for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"
                 }
-        confirmed = [self._confirmed_ms(index, broker) for index, broker in led]
-        confirmed_ms = [at_ms for at_ms in confirmed if at_ms is not None]
+        led_ms, replaced_ms = self._all_confirmed_ms(led), self._all_confirmed_ms(replacing)
         left = [
             self._at(turn, state["at_ms"])
             for turn in self._turns
             for state in turn.get("states", [])
             if not _is_election(state) and not set(state.get("isr_before", ())) <= set(state["isr"])
         ]
-        former = {state.get("leader_before") for _, state in elections}
         short, enough_ms = self._short_of_replicas()
-        is_confirmed = bool(led) and len(confirmed_ms) == len(confirmed)
         return Story(
             self._title(),
             self._began_ms,
@@ -153,14 +157,16 @@ class Teller:
             elected,
             tuple(p for p in without if p not in led_later),
             max(written, default=None),
-            max(*confirmed_ms, *written) if is_confirmed else None,
+            None if led_ms is None else max([led_ms, *written]),
             short,
             enough_ms,
             self._noticed_late and not self._silences,
             tuple(late),
             max((led_later[p] for p in late), default=None),
             max(left, default=None),
-            tuple(sorted(self._back & former)),
+            tuple(sorted({leader for p in ran_on if (leader := former[p]) is not None})),
+            len(ran_on),
+            replaced_ms,
         )
 
     def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
@@ -175,6 +181,13 @@ class Teller:
                     enough.setdefault(state["partition"], self._at(entry, state["at_ms"]))
         enough_ms = max(enough.values(), default=None) if len(enough) == len(short) else None
         return tuple(sorted(short, key=is_internal)), enough_ms
+
+    def _all_confirmed_ms(self, leaders: Iterable[tuple[int, int]]) -> float | None:
+        """Return the time at which the last of these leaders, each with its turn, confirmed its leadership. None: there
+        is none, or not all have."""
+        confirmed = [self._confirmed_ms(turn, broker) for turn, broker in leaders]
+        known = [at_ms for at_ms in confirmed if at_ms is not None]
+        return max(known, default=None) if len(known) == len(confirmed) else None
 
     def _confirmed_ms(self, turn: int, broker: int) -> float | None:
         """Return the time at which the broker confirmed its leadership, in answer to the orders of this turn or a later
@@ -367,6 +380,22 @@ class Teller:
             None,
         )
 
+    def _learned_late(self, before: int, turn: Entry) -> str | None:
+        """Return for how long the controller before had no connection to ZooKeeper, if it learned of its successor only
+        when it was connected again."""
+        earlier = next(e for e in reversed(self._entries) if e["controller"] == before and e["epoch"] < turn["epoch"])
+        for entry in self._entries:
+            of_its_term = entry["event"] == "Resignation" and entry["epoch"] == earlier["epoch"]
+            if of_its_term and entry["controller"] == before and entry["time_ms"] > turn["time_ms"]:
+                away_ms = entry.get("away_ms", 0.0)
+                lost_ms = turn["time_ms"] - entry["time_ms"] + away_ms
+                if lost_ms > 0:  # otherwise it hung, and lost the connection when it woke up
+                    return (
+                        f"Broker {before}, the controller until now, had lost its connection to ZooKeeper "
+                        f"{milliseconds(lost_ms)} before, and was without it for {milliseconds(away_ms)}."
+                    )
+        return None
+
     def _why_unnoticed(self, before: int, turn: Entry) -> str:
         earlier = [entry["time_ms"] for entry in self._entries if entry["epoch"] < turn["epoch"]]
         up_ms = turn.get("broker_up_ms")
@@ -383,9 +412,12 @@ class Teller:
 
     def _new_controller(self, turn: Entry) -> Iterator[Step]:
         before = self._controller_before(turn)
+        away = None if before is None else self._learned_late(before, turn)
         if before is not None and self._silent([before], turn):
             self._noticed_late = True
-            yield self._step(turn, 0.0, self._why_unnoticed(before, turn))
+            away = away or self._why_unnoticed(before, turn)
+        if away is not None:
+            yield self._step(turn, 0.0, away)
         text = (
             f"Broker {turn['controller']} is elected controller: it was the first to create /controller in "
             f"ZooKeeper. Its epoch is {turn['epoch']}; brokers now reject lower epochs."

@@ -126,4 +126,4 @@ async def _lead_nothing(cluster: VirtualCluster, broker_id: int) -> None:
 
 
 def _length_ms(story: Story) -> float:
-    return max(story.led_ms or 0.0, story.late_ms or 0.0, story.left_ms or 0.0)
+    return max(story.led_ms or 0.0, story.late_ms or 0.0, story.left_ms or 0.0, story.replaced_ms or 0.0)

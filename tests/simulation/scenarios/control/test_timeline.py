@@ -12,7 +12,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.timeline import ASK_AGAIN_AFTER_S, Entry, TimelineRead
 from minibroker.client.cli.timelines.failovers import failovers, last_failover
 from minibroker.client.cli.timelines.story import Story
-from minibroker.client.cli.timelines.words import sentence
+from minibroker.client.cli.timelines.words import milliseconds, sentence
 from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster, host_name
 from minibroker.deploy.simulator.loop import on_virtual_loop
 from minibroker.deploy.simulator.world import Simulation
@@ -138,6 +138,9 @@ async def test_a_controller_whose_session_ended_reports_for_how_long_zookeeper_w
     [resignation] = resignations
     assert resignation["controller"] == controller
     assert 9_000 <= resignation["away_ms"] <= 9_500
+    told = " ".join(step.text for step in (await _story(cluster)).steps)
+    assert f"Broker {controller}, the controller until now, had lost its connection to ZooKeeper " in told
+    assert f"and was without it for {milliseconds(resignation['away_ms'])}." in told
     assert sentence(resignation).endswith(" had lost its connection to ZooKeeper 9,000 ms before.")
 
 

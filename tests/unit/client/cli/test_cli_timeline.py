@@ -289,6 +289,26 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     )
 
 
+def test_of_a_controller_that_resigns_after_its_successor_took_office_a_story_says_how_long_it_had_no_zookeeper() -> (
+    None
+):
+    recorder = Recorder()
+    recorder.add(0, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    expired = "the ZooKeeper session 0x1 has expired"
+    recorder.add(93_000, 1, 5, "Resignation", cause=expired, away_ms=9_100.0)
+    recorder.add(90_000, 2, 6, "Startup", brokers=[2, 3], unreachable=[], topics=0, partitions=0)
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.steps[0].text == (
+        "Broker 1, the controller until now, had lost its connection to ZooKeeper 6,100 ms before, and was without it "
+        "for 9,100 ms."
+    )
+    recorder.entries[1]["away_ms"] = 20.0  # it hung, and woke up
+    hung = last_failover(recorder.entries)
+    assert hung is not None
+    assert "ZooKeeper ended its session" in hung.steps[0].text
+
+
 def test_a_leader_that_registers_after_the_new_controller_may_have_taken_writes() -> None:
     recorder = Recorder()
     recorder.add(0, 3, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
@@ -300,7 +320,7 @@ def test_a_leader_that_registers_after_the_new_controller_may_have_taken_writes(
     story = last_failover(recorder.entries)
     assert story is not None
     assert story.title == "broker 2 was lost and broker 3 became the controller"
-    assert story.ending().endswith("; broker 1 may have run on, and have taken writes until replaced.")
+    assert story.ending().endswith("; broker 1 may have run on, and have taken writes in 1 partition until replaced.")
     assert "It had lost its connection to ZooKeeper 16,000 ms before." in "".join(step.text for step in story.steps)
 
 
@@ -319,7 +339,27 @@ def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(is_
     assert story is not None
     assert story.title == "broker 2 was lost and broker 1 lost the registration and registered again"
     assert story.may_have_run == (1,)
-    assert "broker 1 may have run on, and have taken writes until replaced." in story.ending()
+    assert story.ending() == (
+        "In all: 10,001 ms until 1 partition had a new leader in ZooKeeper; not every leader is recorded as having "
+        "confirmed it; broker 1 may have run on, and have taken writes in 1 partition until replaced."
+    )
+    recorder.answer(90_020, 3, 5, "LeaderAndIsr", 3, took_ms=15.0)
+    led = last_failover(recorder.entries)
+    assert led is not None
+    assert led.ending() == (
+        "In all: 10,019 ms until the partition was led again; broker 1 may have run on, and have taken writes in 1 "
+        "partition until replaced, after 10,019 ms."
+    )
+    recorder.entries[1]["states"] = states[:1]
+    recorder.entries[1]["lost"] = [1]
+    replaced = last_failover([*recorder.entries[:2], *recorder.entries[3:]])
+    assert replaced is not None
+    assert (replaced.elected, replaced.led_ms, replaced.replaced) == (1, None, 1)
+    assert replaced.ending() == (
+        "In all, from when that was noticed: broker 1 may have run on, and have taken writes in 1 partition until "
+        "replaced, after 20 ms."
+    )
+    recorder.entries[1] |= {"states": states, "lost": [1, 2]}
     recorder.entries[2]["broker"] = 1  # a broker that hung is lost, though it is back
     recorder.entries[2]["time_ms"] += 1
     hung = last_failover(recorder.entries)
