@@ -138,6 +138,13 @@ def test_the_files_for_prometheus_and_grafana_use_metrics_that_brokers_have(
     used = {name for expression in monitoring.expressions() for name in monitoring.metrics_of(expression)}
     assert used - names - rules.keys() == set()
     assert len(used) > 20
+    buckets = [
+        sample.labels
+        for family in text_string_to_metric_families(text)
+        for sample in family.samples
+        if sample.name == "kafka_network_requestmetrics_totaltimems_bucket"
+    ]
+    assert {labels["request"] for labels in buckets if labels["le"] == "10"} >= {"Produce", "Fetch"}
 
     # What the recording rule computes.
     committed: dict[TopicPartition, float] = {}

@@ -43,3 +43,14 @@ def test_every_panel_selects_the_cluster_that_was_chosen() -> None:
     targets = [target for panel in monitoring.dashboard()["panels"] for target in panel.get("targets", ())]
     assert targets
     assert all('cluster=~"$cluster"' in target["expr"] for target in targets)
+
+
+def test_the_dashboard_has_percentiles_of_the_requests_of_each_api() -> None:
+    found = [expression for expression in monitoring.expressions() if "histogram_quantile" in expression]
+    assert [expression.partition(",")[0] for expression in found] == [
+        "histogram_quantile(0.5",
+        "histogram_quantile(0.99",
+    ]
+    for expression in found:
+        assert "sum by (le, request)" in expression, "percentiles are computed from the bounds of the buckets"
+        assert monitoring.metrics_of(expression) == ["kafka_network_requestmetrics_totaltimems_bucket"]
