@@ -27,6 +27,7 @@ from minibroker.broker.replication.reading import Reader
 from minibroker.broker.replication.replica_settings import ReplicaSettings
 from minibroker.broker.replication.upkeep.healing import Healer
 from minibroker.broker.replication.upkeep.high_watermark_checkpoint import HighWatermarkCheckpoint
+from minibroker.broker.replication.upkeep.lagging import Lagging, lagging_followers
 from minibroker.broker.replication.upkeep.log_cleaner import CleanerSettings, LogCleaner
 from minibroker.broker.replication.upkeep.log_mover import LogMover
 from minibroker.broker.replication.upkeep.log_retention import LogRetention
@@ -65,6 +66,8 @@ class ReplicaManager:
         have changed."""
         me, clock = config.broker_id, world.clock
         self._config = config
+        self._metadata = metadata
+        self._clock = clock
         self._supervisor = supervisor
         self.log_dirs = logs
         self.waits = waits = Waits()
@@ -180,6 +183,12 @@ class ReplicaManager:
         self._retention.interval_ms = config.log_retention_check_interval_ms
         self._sleeps.look_again()
         await self.settings.broker_config_changed(config)
+
+    async def lagging_followers(self) -> list[Lagging]:
+        """Return the live followers that lag behind this broker."""
+        return await lagging_followers(
+            list(self.partitions.values()), lambda id: self._metadata.alive_epoch(id) is not None, self._clock.monotonic
+        )
 
     async def close(self) -> None:
         """Stop following, drop waiting requests, write the last checkpoint. The supervisor has ended the tasks."""

@@ -186,7 +186,7 @@ class Console:
                     return await reader.cluster(query)
                 known.begin()
                 try:
-                    state = await reader.cluster(query)
+                    state = await reader.cluster(query, known.value)
                 except (TimeoutError, MinibrokerError):
                     await known.first(HEALTH_WITHIN_S)
                     raise

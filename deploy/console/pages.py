@@ -23,6 +23,7 @@ from minibroker.deploy.console.views import (
     NOT_COPYING,
     OUT_OF_SYNC,
     SILENT_LEADER,
+    SLOW_IN_SYNC,
     SLOW_LEADER,
     UNDER_MIN_ISR,
     BrokerView,
@@ -72,7 +73,7 @@ OVERDUE_S = 5.0
 """A session that has not ended so long after its timeout is kept alive by the heartbeats of its broker."""
 ROWS = {
     **dict.fromkeys((NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR), "bad"),
-    **dict.fromkeys((NOT_COPYING, CUT_APART, SLOW_LEADER, OUT_OF_SYNC), "warn"),
+    **dict.fromkeys((NOT_COPYING, CUT_APART, SLOW_LEADER, SLOW_IN_SYNC, OUT_OF_SYNC), "warn"),
 }
 
 

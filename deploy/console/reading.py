@@ -47,6 +47,7 @@ from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
 from minibroker.deploy.observing.rights import NOBODYS_TOPIC
+from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
@@ -116,8 +117,8 @@ class Reader:
         for kind in list(self._admins):
             await self._drop(kind)
 
-    async def cluster(self, query: Query) -> ClusterState:
-        """Raises MinibrokerError if no broker answers."""
+    async def cluster(self, query: Query, health: Status | None = None) -> ClusterState:
+        """`health`: see `views.overview`. Raises MinibrokerError if no broker answers."""
         admin = await self._open(_CLUSTER)
         try:
             description = await admin.describe_cluster()
@@ -140,7 +141,7 @@ class Reader:
         sessions = {broker_id: self._contacts.session(broker_id, now_s) for broker_id in broker_ids(state)}
         answering = [
             partition
-            for partition in shown_partitions(state, query)
+            for partition in shown_partitions(state, query, health)
             if topics[partition.topic].partitions[partition.partition].leader in behind
         ]
         moves = {

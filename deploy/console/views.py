@@ -13,6 +13,7 @@ from minibroker.client.administering.movements import Copy, Movement
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
+from minibroker.deploy.observing.followers import SlowFollower
 from minibroker.deploy.observing.status import BrokerStatus, Status
 from minibroker.protocol import faults
 from minibroker.protocol.model import TopicPartition
@@ -104,12 +105,13 @@ class Overview(NamedTuple):
 
 NO_LEADER, SILENT_LEADER, SLOW_LEADER = "no leader", "leader does not answer", "leader is slow to answer"
 UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC = "under min.insync.replicas", "not copied by the whole ISR", "out of sync"
-CUT_APART = "cut within the ISR"
-TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, CUT_APART, SLOW_LEADER, OUT_OF_SYNC)
+CUT_APART, SLOW_IN_SYNC = "cut within the ISR", "copied slowly within the ISR"
+TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, CUT_APART, SLOW_LEADER, SLOW_IN_SYNC, OUT_OF_SYNC)
 """The worst first."""
 CUT, NO_ANSWER, STALLED, MAY_STALL = "cut from the leader", "does not answer", "does not copy", "may not copy"
+SLOW = "copies slowly"
 """Doubts about a replica in sync: a fault cuts it and the leader apart; its broker does not answer; records have waited
-for it, or for another one, for seconds."""
+for it, or for another one, for seconds; it lags."""
 
 
 class _Seen(NamedTuple):
@@ -120,6 +122,8 @@ class _Seen(NamedTuple):
     """See `BrokerView.state`."""
     stalled: Mapping[str, Sequence[int]]
     """See `Status.stalled_partitions`."""
+    slow: Set[tuple[str, int]]
+    """Replicas in sync that lag, by the names of their partitions and their brokers."""
     cuts: Set[tuple[int, int]]
     """Pairs of brokers of which the first cannot copy from the second by their faults, which do not say on whose side
     the cut is."""
@@ -129,10 +133,12 @@ def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
     registered = {broker.id for broker in state.description.brokers}
     slow = {each.id for each in (() if health is None else health.brokers) if each.slow_answer_s is not None}
     ids = broker_ids(state)
+    lagging = () if health is None else health.slow_followers
     return _Seen(
         state,
         {id: _state_of(state, id, id in registered, id in slow) for id in ids},
         {} if health is None else health.stalled_partitions or {},
+        {(name, late.broker) for late in lagging if late.is_in_sync for name in late.partitions},
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
     )
 
@@ -177,7 +183,16 @@ def still_true(health: Status, state: ClusterState) -> Status:
         stalled_partitions=None
         if health.stalled_partitions is None
         else {name: awaited for name, awaited in stalled.items() if awaited},
+        slow_followers=[late for each in health.slow_followers if (late := _slow_still(each, state)) is not None],
     )
+
+
+def _slow_still(late: SlowFollower, state: ClusterState) -> SlowFollower | None:
+    """A replica that has left the ISR, or joined it, is in another state since."""
+    if late.broker not in state.behind:
+        return None
+    names = [name for name in late.partitions if (late.broker in _isr_of(state, name)) == late.is_in_sync]
+    return replace(late, partitions=names) if names else None
 
 
 def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool) -> BrokerStatus:
@@ -248,10 +263,10 @@ def _moves(state: ClusterState) -> Iterator[Movement]:
             yield Movement(name, tuple(copies), move.removing, size)
 
 
-def shown_partitions(state: ClusterState, query: Query) -> set[TopicPartition]:
+def shown_partitions(state: ClusterState, query: Query, health: Status | None = None) -> set[TopicPartition]:
     """Return the partitions that the overview shows, which does not depend on their ends."""
     _, _, _, shown = _page_of_partitions(state, query)
-    pairs = [*shown, *((topic, each) for _, topic, each in _troubled(_seen(state))[:TROUBLES_SHOWN])]
+    pairs = [*shown, *((topic, each) for _, topic, each in _troubled(_seen(state, health))[:TROUBLES_SHOWN])]
     return {TopicPartition(topic.name, each.partition) for topic, each in pairs}
 
 
@@ -345,7 +360,7 @@ def _partition(
         if doubt == CUT
         else f"broker {id} {doubt}"
         for id, doubt in doubts.items()
-        if doubt in (CUT, STALLED, MAY_STALL)  # a broker that does not answer is a trouble of all its partitions
+        if doubt in (CUT, STALLED, MAY_STALL, SLOW)  # a broker that does not answer is a trouble of all its partitions
     ]
     if trouble == UNDER_MIN_ISR:
         details.insert(0, f"{len(described.isr)} in sync, {_min_isr(state, topic, described)} required")
@@ -383,7 +398,9 @@ def _doubt(seen: _Seen, name: TopicPartition, described: PartitionDescription, b
     if broker_id not in seen.state.behind:
         return NO_ANSWER
     awaited = seen.stalled.get(str(name), ()) if seen.stalled else ()
-    return "" if broker_id not in awaited else STALLED if len(awaited) == 1 else MAY_STALL
+    if broker_id in awaited:
+        return STALLED if len(awaited) == 1 else MAY_STALL
+    return SLOW if seen.slow and (str(name), broker_id) in seen.slow else ""
 
 
 def _trouble(seen: _Seen, topic: TopicDescription, described: PartitionDescription) -> str:
@@ -402,6 +419,8 @@ def _trouble(seen: _Seen, topic: TopicDescription, described: PartitionDescripti
         return CUT_APART
     if is_slow:
         return SLOW_LEADER
+    if seen.slow and any((f"{topic.name}-{described.partition}", each) in seen.slow for each in described.isr):
+        return SLOW_IN_SYNC
     return OUT_OF_SYNC if len(described.isr) < len(described.replicas) else ""
 
 

@@ -24,11 +24,11 @@ NOBODYS_TOPIC = "-.-"
 TOPICS = "--operation Describe --operation DescribeConfigs --topic '*'"
 CONFIGS = "--operation DescribeConfigs --topic '*'"
 CLUSTER = "--operation Describe --cluster"
-_UNKNOWN = {
+UNKNOWN = {
     TOPICS: "the state of all topics that it does not see",
     CONFIGS: "which partitions have fewer replicas in sync than min.insync.replicas",
-    CLUSTER: "log directories that are offline, replicas that are being moved, connections to ZooKeeper, and the "
-    "controllers' timeline",
+    CLUSTER: "log directories that are offline, replicas that are being moved, slow followers, connections to "
+    "ZooKeeper, and the controllers' timeline",
 }
 """What is unknown without the right, which is named by the options of `minibroker acls add` that give it."""
 
@@ -59,7 +59,7 @@ async def with_missing_rights(view: ClusterView, timeout_s: float = ASK_TIMEOUT_
 def told(rights: Sequence[str], principal: str | None) -> str:
     """Return a sentence: what is unknown without these rights, and the remedy. `principal`: None if only the brokers
     know it."""
-    unknown = "; ".join(_UNKNOWN[options] for options in rights)
+    unknown = "; ".join(UNKNOWN[options] for options in rights)
     return (
         f"{principal or 'this client'} may not see everything, so this is unknown: {unknown}: an administrator can "
         f"allow it with {acl_commands(principal, rights)}"

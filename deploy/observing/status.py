@@ -21,6 +21,7 @@ from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView
 from minibroker.deploy.observing.commits import PATIENCE_S
+from minibroker.deploy.observing.followers import SlowFollower, slow_followers
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of, listed
@@ -167,6 +168,8 @@ class Status(msgspec.Struct, frozen=True):
     stalled_partitions: dict[str, list[int]] | None = None
     """`TOPIC-PARTITION` of those whose records have waited for seconds to be committed, and the members of the ISR for
     which they may wait. None: unknown."""
+    slow_followers: list[SlowFollower] = []
+    """The live brokers that lag behind leaders, as these say."""
     faults: dict[int, list[str]] = {}
     """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
     cut_from_zookeeper: list[int] = []
@@ -204,6 +207,7 @@ class Status(msgspec.Struct, frozen=True):
             or self.under_replicated_partitions
             or self.under_min_isr_partitions
             or self.stalled_partitions
+            or self.slow_followers
             or any(broker.unanswered_partitions for broker in self.brokers)
         )
 
@@ -265,6 +269,10 @@ class Status(msgspec.Struct, frozen=True):
                 "longer: acks=all waits until it does or leaves the ISR (replica.lag.time.max.ms); "
                 f"{see}"
             )
+        for slow in self.slow_followers:
+            involved = [broker for broker in (slow.broker, *slow.leaders) if broker in self.faults]
+            heal = "`minibroker heal` ends the injected faults" if involved else None
+            found.append(slow.sentence(some_of(slow.partitions), heal))
         return found
 
     def _zookeeper_problem(self) -> tuple[str, str] | None:
@@ -476,6 +484,7 @@ def _status(
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
         missing_replicas=sorted(view.missing_from_isr(view.under_replicated_partitions())),
         missing_from_min_isr=sorted(view.missing_from_isr(view.under_min_isr_partitions())),
+        slow_followers=slow_followers(view),
         cut_from_zookeeper=sorted(broker.id for broker in brokers if broker.has_lost_zookeeper),
         missing_rights=list(view.missing_rights),
     )

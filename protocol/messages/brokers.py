@@ -101,6 +101,21 @@ class DescribeHealthRequest(Message):
     """What a broker knows of itself and tells in no other answer."""
 
 
+class LaggingFollower(Message):
+    """A replica that lacks records of this broker, which leads the partition, although its broker lives."""
+
+    broker_id: Int32
+    topic_name: TopicName
+    partition_index: Int32
+    records: Int64
+    """Those that it lacks."""
+    behind_ms: Int64
+    """Since it had everything; -1: it never had, since this broker leads."""
+    silent_ms: Int64
+    """Since its last fetch."""
+    is_in_sync: bool
+
+
 class DescribeHealthResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
@@ -108,6 +123,8 @@ class DescribeHealthResponse(Message):
     zookeeper_away_ms: Int64
     """Since ZooKeeper was last heard of, or the connection was lost; -1: there is one."""
     zookeeper_session_timeout_ms: Int32
+    lagging_followers: Annotated[list[LaggingFollower], Meta(max_length=1_000)] = []
+    """Those that have been behind for the longest."""
 
 
 # --- DescribeTimeline (125) ------------------------------------------------------------------------------------------

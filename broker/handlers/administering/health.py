@@ -1,19 +1,36 @@
-"""DescribeHealth: what a broker knows of its own state."""
+"""DescribeHealth: what a broker knows of its own state and of its followers."""
 
-from minibroker.broker.handlers.services import Services
+from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages import DescribeHealthRequest, DescribeHealthResponse
+from minibroker.protocol.messages import DescribeHealthRequest, DescribeHealthResponse, LaggingFollower
+
+MOST_FOLLOWERS = 200
 
 
 async def handle_describe_health(services: Services, request: Request, _body: DescribeHealthRequest) -> None:
-    contact = services.zookeeper_contact()
-    request.respond(
-        DescribeHealthResponse(
-            0,
-            ErrorCode.NONE,
-            services.configs.config.broker_id,
-            -1 if contact.away_s is None else round(contact.away_s * 1_000),
-            contact.session_timeout_ms,
+    async def answer() -> None:
+        lagging = await services.replicas.lagging_followers()
+        contact = services.zookeeper_contact()
+        request.respond(
+            DescribeHealthResponse(
+                0,
+                ErrorCode.NONE,
+                services.configs.config.broker_id,
+                -1 if contact.away_s is None else round(contact.away_s * 1_000),
+                contact.session_timeout_ms,
+                [
+                    LaggingFollower(
+                        late.broker_id,
+                        *late.partition,
+                        late.records,
+                        -1 if late.behind_s is None else round(late.behind_s * 1_000),
+                        round(late.silent_s * 1_000),
+                        late.is_in_sync,
+                    )
+                    for late in lagging[:MOST_FOLLOWERS]
+                ],
+            )
         )
-    )
+
+    answer_later(services, request, None, answer)

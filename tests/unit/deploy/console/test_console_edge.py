@@ -51,7 +51,7 @@ class Cluster:
         self.answers = asyncio.Event()
         self.answers.set()
 
-    async def cluster(self, query: Query = NO_QUERY) -> ClusterState:
+    async def cluster(self, query: Query = NO_QUERY, health: Status | None = None) -> ClusterState:
         self.queries.append(query)
         self.reads += 1
         self.under_way += 1

@@ -29,6 +29,7 @@ from minibroker.deploy.console.parts import Sections, content, frame, notice, to
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import CUT, Cell, Query, overview, shown_partitions, still_true
+from minibroker.deploy.observing.followers import SlowFollower
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
@@ -353,6 +354,28 @@ def test_a_follower_in_sync_is_said_not_to_copy_only_if_records_wait_for_it() ->
     assert (silent.trouble, silent.cells[2].doubt) == ("", "does not answer")
 
 
+def test_a_follower_in_sync_that_lags_is_marked_until_it_has_left_the_isr() -> None:
+    state = _state(_topic("orders", *(_partition(n, 1, [1, 2, 3], [1, 2, 3]) for n in range(2))))
+    late = SlowFollower(3, ["orders-1"], [1], True, False, 40, 1.5, 0.2)
+    health = replace(_status(), slow_followers=[late])
+    first, second = overview(state, Query(), health).partitions
+    assert (first.trouble, [cell.doubt for cell in second.cells]) == ("", ["", "", "copies slowly"])
+    assert (second.trouble, second.detail) == ("copied slowly within the ISR", "broker 3 copies slowly")
+    assert still_true(health, state).slow_followers == [late]
+    left = _state(_topic("orders", *(_partition(n, 1, [1, 2, 3], [1, 2]) for n in range(2))))
+    assert still_true(health, left).slow_followers == []
+    assert overview(left, Query(), health).partitions[1].trouble == "out of sync"
+
+
+def test_the_ends_of_partitions_that_are_unhealthy_are_read_wherever_they_are() -> None:
+    """The first page is full of healthy ones."""
+    state = _state(_topic("orders", *(_partition(n, 1, [1, 2], [1, 2]) for n in range(200))))
+    health = replace(_status(), stalled_partitions={"orders-150": [2]})
+    assert TopicPartition("orders", 150) not in shown_partitions(state, Query())
+    assert TopicPartition("orders", 150) in shown_partitions(state, Query(), health)
+    assert [each.end for each in overview(state, Query(), health).troubles] == [12_345]
+
+
 def test_a_leader_that_is_slow_by_a_fault_is_named_with_it() -> None:
     state = _state(_topic("orders", _partition(0, 1, [1, 2], [1, 2])), silent=(1,))
     (partition,) = overview(state._replace(faults={1: Faults(delay_ms=2_000)}), Query()).partitions
@@ -367,6 +390,7 @@ def test_nothing_is_said_to_be_in_order_while_a_problem_of_partitions_is_listed(
         replace(_status(), offline_partitions=["orders-0"]),
         replace(_status(), under_replicated_partitions=["orders-0"]),
         replace(_status(), under_min_isr_partitions=["orders-0"]),
+        replace(_status(), slow_followers=[SlowFollower(2, ["orders-0"], [1], True, False, 40, 1.5, 0.2)]),
         _status(paused=True, unanswered_partitions=["orders-0"]),
         replace(_status(), offline_partitions=None),
     ):

@@ -8,6 +8,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.deploy.observing.access import Address
 from minibroker.deploy.observing.examination import Findings, examine
+from minibroker.deploy.observing.followers import slow_followers
 from minibroker.deploy.observing.status import status_of_view
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster
 from minibroker.deploy.simulator.loop import on_virtual_loop
@@ -84,5 +85,42 @@ async def test_a_broker_without_a_registration_is_seen_if_it_answers() -> None:
         assert problem.startswith(
             "broker 1 runs but is not in the cluster, since it has had no connection to ZooKeeper for 10 s"
         )
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_a_slow_follower_is_named_by_its_leader_and_no_other_one_under_the_same_load() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        async with Producer(cluster.bootstrap, world=world, acks=1) as producer:
+
+            async def produce() -> None:
+                while True:
+                    await producer.send("orders", b"record")
+                    await asyncio.sleep(0.01)
+
+            load = asyncio.create_task(produce())
+            for _ in range(10):
+                await asyncio.sleep(0.3)
+                found, _ = await look(world, ADDRESSES)
+                assert slow_followers(found.view) == []
+            leader = found.view.partitions[TopicPartition("orders", 0)].leader_id
+            slow = (leader + 1) % 3
+            cluster.simulation.network.delay_standing(f"broker-{slow}", f"broker-{leader}", 1.5)
+            await asyncio.sleep(4)
+            found, _ = await look(world, ADDRESSES)
+            [named] = slow_followers(found.view)
+            assert (named.broker, named.partitions, named.leaders) == (slow, ["orders-0"], [leader])
+            assert (named.is_in_sync, named.is_silent) == (True, False)
+            assert 1 <= (named.behind_s or 0) <= 4
+            assert named.records > 10
+            load.cancel()
+            await asyncio.wait([load])
 
     await world.process.run(program())

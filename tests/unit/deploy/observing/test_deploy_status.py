@@ -8,14 +8,16 @@ from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import Process, ProcessState
 from minibroker.deploy.local.recovery import ask_recoveries
 from minibroker.deploy.observing import rights
-from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, controller_first, merge
+from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView, controller_first, merge
 from minibroker.deploy.observing.commits import awaited, waiting
+from minibroker.deploy.observing.followers import slow_followers
 from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
 from minibroker.protocol.acls import AclOperation
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     DescribeHealthResponse,
+    LaggingFollower,
     MetadataBroker,
     MetadataPartition,
     MetadataResponse,
@@ -65,11 +67,10 @@ def test_who_may_not_see_all_topics_is_not_told_that_all_is_well() -> None:
     status = status_of_view(view, principal="User:bob")
     assert status_lines(status)[-2:] == ["offline partitions: unknown", "under-replicated partitions: unknown"]
     assert problem_lines(status)[-1:] == [
-        "User:bob may not see everything, so this is unknown: the state of all topics that it does not see; log "
-        "directories that are offline, replicas that are being moved, connections to ZooKeeper, and the controllers' "
-        "timeline: an administrator can allow it with `minibroker acls add --allow-principal User:bob --operation "
-        "Describe --operation DescribeConfigs --topic '*'` and `minibroker acls add --allow-principal User:bob "
-        "--operation Describe --cluster`"
+        "User:bob may not see everything, so this is unknown: the state of all topics that it does not see; "
+        f"{rights.UNKNOWN[rights.CLUSTER]}: an administrator can allow it with `minibroker acls add --allow-principal "
+        "User:bob --operation Describe --operation DescribeConfigs --topic '*'` and `minibroker acls add "
+        "--allow-principal User:bob --operation Describe --cluster`"
     ]
     assert status.stalled_partitions is None
     assert [broker.leaders for broker in status.brokers] == [None] * 3
@@ -584,3 +585,52 @@ def test_a_broker_that_answers_late_is_slow_and_says_how_long_it_took() -> None:
     ill = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, faults={2: ["it is slow"]})
     assert ill.problems() == [f"{said}; it has injected faults (it is slow): `minibroker heal 2`"]
     assert status_of_view(view).problems() == [f"{said}: look where it runs"]
+
+
+def late(broker: int, partition: int, behind_ms: int, silent_ms: int, records: int = 7) -> LaggingFollower:
+    return LaggingFollower(broker, "orders", partition, records, behind_ms, silent_ms, False)
+
+
+def seen_lagging(*named: LaggingFollower, isr: list[int]) -> ClusterView:
+    """What leader 1 of two partitions says of its followers."""
+    view = merge([answer(partitions={0: (1, 0, isr), 1: (1, 0, isr)})])
+    health = {1: DescribeHealthResponse(0, 0, 1, -1, 6_000, [*named])}
+    return view._replace(answered=frozenset(view.brokers.values()), health=health)
+
+
+def test_a_follower_that_copies_slowly_is_named_with_its_partitions_and_how_far_it_is_behind() -> None:
+    whole = seen_lagging(late(3, 0, 2_140, 300, 1_234), late(3, 1, 1_500, 300), isr=[1, 2, 3])
+    in_sync = (
+        "broker 3 is a slow follower of orders-0, orders-1: in the ISR, but up to 1,234 records and 2.1 s behind: "
+        "acks=all waits for it; "
+    )
+    look = "check the disk, processor and network of broker 3"
+    assert status_of_view(whole).problems() == [in_sync + look]
+    faults = {3: ["each packet that it sends takes 1000 ms longer"]}
+    ordered = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, whole, faults=faults)
+    assert ordered.problems() == [in_sync + "`minibroker heal` ends the injected faults"]
+    out = status_of_view(seen_lagging(late(3, 0, 40_000, 300, 1), isr=[1, 2])).problems()
+    assert out[1:] == [
+        "broker 3 is a slow follower of orders-0: out of the ISR, up to 1 record and 40.0 s behind; wait while it "
+        f"catches up, else {look}"
+    ]
+    cut = status_of_view(seen_lagging(late(3, 0, -1, 35_000), isr=[1, 2])).problems()
+    assert cut[1:] == [
+        "broker 3 is a slow follower of orders-0: out of the ISR, up to 7 records behind, and has not asked broker 1 "
+        "for records for 35 s; check the network between broker 3 and broker 1"
+    ]
+
+
+def test_a_follower_of_which_more_is_known_is_not_only_called_slow() -> None:
+    lagging = late(3, 0, 2_100, 300)
+    whole = seen_lagging(lagging, isr=[1, 2, 3])
+    name = TopicPartition("orders", 0)
+    assert len(slow_followers(whole)) == 1
+    assert slow_followers(whole._replace(stalls={name: [3]})) == [], "records wait for it"
+    silent = whole._replace(answered=frozenset(address for broker, address in whole.brokers.items() if broker != 3))
+    assert slow_followers(silent) == [], "it does not answer"
+    moving = whole._replace(movements=(Movement(name, (Copy(3, 5),), (), 10),))
+    assert slow_followers(moving) == [], "it is being added"
+    deposed = seen_lagging(lagging, isr=[1, 2, 3])
+    deposed = deposed._replace(partitions={name: replace(deposed.partitions[name], leader_id=2)})
+    assert slow_followers(deposed) == [], "another broker leads"

@@ -1,0 +1,104 @@
+"""Slow followers: replicas that lag behind their leaders although their brokers live and answer."""
+
+from __future__ import annotations
+
+from collections.abc import Collection, Iterator
+from typing import NamedTuple
+
+import msgspec
+
+from minibroker.deploy.observing.cluster_view import ClusterView
+from minibroker.protocol.messages import LaggingFollower
+from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.words import all_of
+
+_SILENT_AFTER_S = 1.0
+"""A follower asks twice a second, if there are not very many partitions."""
+
+
+class SlowFollower(msgspec.Struct, frozen=True):
+    """The replicas of one broker that lag in the same way."""
+
+    broker: int
+    partitions: list[str]
+    """`TOPIC-PARTITION` of each."""
+    leaders: list[int]
+    is_in_sync: bool
+    is_silent: bool
+    """Whether it does not ask the leaders for records."""
+    records: int
+    """The most that one of them lacks."""
+    behind_s: float | None
+    """The longest time since one of them had everything. None: at least one never had, since its leader leads."""
+    silent_s: float
+    """The longest time since the last fetch of one of them."""
+
+    def sentence(self, partitions: str, remedy: str | None) -> str:
+        """Return the problem, with `partitions` in words, and the remedy: `remedy`, or what to look at."""
+        lacks = f"up to {self.records:,} {'record' if self.records == 1 else 'records'}"
+        time = "" if self.behind_s is None else f" and {self.behind_s:,.1f} s"
+        leaders = all_of("broker", self.leaders)
+        how = f"{lacks}{time} behind"
+        if self.is_silent:
+            how += f", and has not asked {leaders} for records for {self.silent_s:,.0f} s"
+        state = "in the ISR, but" if self.is_in_sync else "out of the ISR,"
+        waits = ": acks=all waits for it" if self.is_in_sync else ""
+        look = (
+            f"check the network between broker {self.broker} and {leaders}"
+            if self.is_silent
+            else f"check the disk, processor and network of broker {self.broker}"
+        )
+        wait = "" if self.is_in_sync or self.is_silent else "wait while it catches up, else "
+        return f"broker {self.broker} is a slow follower of {partitions}: {state} {how}{waits}; {remedy or wait + look}"
+
+
+class _Kind(NamedTuple):
+    broker: int
+    is_in_sync: bool
+    is_silent: bool
+
+
+def slow_followers(view: ClusterView) -> list[SlowFollower]:
+    """Return the slow followers that their leaders have named, by broker."""
+    kinds: dict[_Kind, list[tuple[TopicPartition, int, LaggingFollower]]] = {}
+    for name, leader, late in _named(view):
+        kind = _Kind(late.broker_id, late.broker_id in view.partitions[name].isr_nodes, _is_silent(late))
+        kinds.setdefault(kind, []).append((name, leader, late))
+    return [
+        SlowFollower(
+            kind.broker,
+            [str(name) for name in sorted(name for name, _, _ in replicas)],
+            sorted({leader for _, leader, _ in replicas}),
+            kind.is_in_sync,
+            kind.is_silent,
+            max(late.records for _, _, late in replicas),
+            None
+            if any(late.behind_ms < 0 for _, _, late in replicas)
+            else max(late.behind_ms for _, _, late in replicas) / 1_000,
+            max(late.silent_ms for _, _, late in replicas) / 1_000,
+        )
+        for kind, replicas in sorted(kinds.items())
+    ]
+
+
+def _is_silent(late: LaggingFollower) -> bool:
+    return late.silent_ms >= max(_SILENT_AFTER_S * 1_000, late.behind_ms / 2)
+
+
+def _named(view: ClusterView) -> Iterator[tuple[TopicPartition, int, LaggingFollower]]:
+    """Yield the followers that lag, with their leaders. Of some, more is said elsewhere: their brokers do not answer,
+    records wait for them, or they are being added."""
+    adding = {one.name: {copy.broker for copy in one.copies} for one in view.movements}
+    absent: Collection[int] = {*view.silent()}
+    for leader, health in sorted(view.health.items()):
+        for late in health.lagging_followers:
+            name = TopicPartition(late.topic_name, late.partition_index)
+            if (
+                name in view.partitions
+                and view.partitions[name].leader_id == leader
+                and late.broker_id in view.brokers
+                and late.broker_id not in absent
+                and late.broker_id not in adding.get(name, ())
+                and late.broker_id not in view.stalls.get(name, ())
+            ):
+                yield name, leader, late
