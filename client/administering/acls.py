@@ -68,9 +68,18 @@ async def create(requests: AdminRequests, bindings: Iterable[AclBinding]) -> Non
 
 async def describe(requests: AdminRequests, wanted: AclFilter) -> list[AclBinding]:
     """See `Admin.describe_acls`."""
-    answer = await requests.ask(None, DESCRIBE_ACLS, m.DescribeAclsRequest(*_fields(wanted)))
+    answer = await requests.ask(None, DESCRIBE_ACLS, request_of(wanted))
     if answer.error_code:
         raise _problem(answer.error_code, answer.error_message)
+    return bindings_of(answer)
+
+
+def request_of(wanted: AclFilter) -> m.DescribeAclsRequest:
+    return m.DescribeAclsRequest(*_fields(wanted))
+
+
+def bindings_of(answer: m.DescribeAclsResponse) -> list[AclBinding]:
+    """Return what the answer lists; nothing if it is an error."""
     return [
         _binding(resource.resource_type, resource.resource_name, resource.pattern_type, each)
         for resource in answer.resources

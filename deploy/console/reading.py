@@ -46,11 +46,11 @@ from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
-from minibroker.deploy.observing.rights import NOBODYS_TOPIC
+from minibroker.deploy.observing.rights import DENIED, NOBODYS_TOPIC, names_denied
 from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.faults import Faults
-from minibroker.protocol.model import TopicPartition
+from minibroker.protocol.model import TopicPartition, topic_name_problem
 
 CLIENT_ID = "minibroker-console"
 ANSWER_WITHIN_S = SLOW_AFTER_S
@@ -161,11 +161,7 @@ class Reader:
             self._rights_at_s = time.monotonic()
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_S):
-                    await admin.describe_topics([NOBODYS_TOPIC])
-            except TopicErrors as failed:
-                error = failed.errors[NOBODYS_TOPIC]
-                is_refused = isinstance(error, BrokerError) and error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
-                self._hides_topics = is_refused
+                    self._hides_topics = await _is_refused_one(admin, [NOBODYS_TOPIC, *await _topics_denied(admin)])
             except (TimeoutError, MinibrokerError):
                 pass  # what was known before holds
         return self._hides_topics
@@ -438,6 +434,25 @@ async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:
         for partition, replica in directory.replicas.items()
         if not replica.is_future
     }
+
+
+async def _topics_denied(admin: Admin) -> list[str]:
+    """Return the names of DENY entries that may hide topics; none if this user may not see the entries."""
+    try:
+        return [name for name in names_denied(await admin.describe_acls(DENIED)) if topic_name_problem(name) is None]
+    except BrokerError:
+        return []
+
+
+async def _is_refused_one(admin: Admin, topics: Sequence[str]) -> bool:
+    try:
+        await admin.describe_topics(topics)
+    except TopicErrors as failed:
+        return any(
+            isinstance(error, BrokerError) and error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
+            for error in failed.errors.values()
+        )
+    return False
 
 
 async def _refuses_the_cluster(admin: Admin) -> bool:

@@ -95,6 +95,8 @@ class ClusterView(NamedTuple):
     """Brokers that answered although they are not registered."""
     missing_rights: tuple[str, ...] = ()
     """Those without which the brokers do not show everything, see `rights`."""
+    hidden_topics: tuple[str, ...] = ()
+    """Names of topics, and prefixes with a star, that DENY entries hide from the client."""
 
     @property
     def is_unknown(self) -> bool:

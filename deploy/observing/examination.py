@@ -76,7 +76,7 @@ async def examine(
 
     `asks_controller`: add `movements`; the controller writes to ZooKeeper before it answers, to be sure of its office,
     so do not ask it many times a second. `asks_stalls`: add `stalls`, which takes 2 s if there are any. `asks_rights`:
-    add `missing_rights`. Takes 3 s at most.
+    add `missing_rights` and `hidden_topics`. Takes 3 s at most.
     """
     brokers: dict[Address, _Broker] = {}
     asking: dict[Address, asyncio.Task[None]] = {}
@@ -120,6 +120,7 @@ async def examine(
         movements=detailed.movements,
         stalls=detailed.stalls,
         missing_rights=detailed.missing_rights,
+        hidden_topics=detailed.hidden_topics,
         health={broker: health for broker, (_, health) in told.items()},
         unregistered={broker: address for broker, (address, _) in told.items() if broker not in view.brokers},
     )
@@ -180,7 +181,7 @@ async def _with_details(
         return known._replace(movements=movements or (), stalls={} if stalls is None else stalls.stalls)
 
     of_rights, of_replicas = await asyncio.gather(rights(), replicas())
-    return of_replicas._replace(missing_rights=of_rights.missing_rights)
+    return of_replicas._replace(missing_rights=of_rights.missing_rights, hidden_topics=of_rights.hidden_topics)
 
 
 async def _nothing() -> None:

@@ -177,8 +177,10 @@ class Status(msgspec.Struct, frozen=True):
     missing_rights: list[str] = []
     """The rights without which the brokers do not show everything, as options of `minibroker acls add`. Without one to
     all topics, lists that would be empty are None."""
+    hidden_topics: list[str] = []
+    """Names of topics, and prefixes with a star, that DENY entries hide. Lists are None as without a right."""
     principal: str | None = None
-    """Who lacks them. None: only the brokers know."""
+    """Who lacks rights. None: only the brokers know."""
 
     @property
     def is_unknown(self) -> bool:
@@ -187,7 +189,7 @@ class Status(msgspec.Struct, frozen=True):
     @property
     def hides_topics(self) -> bool:
         """Whether there may be topics that are not seen."""
-        return rights.TOPICS in self.missing_rights
+        return rights.TOPICS in self.missing_rights or bool(self.hidden_topics)
 
     @property
     def can_elect(self) -> bool:
@@ -236,6 +238,8 @@ class Status(msgspec.Struct, frozen=True):
                 )
         if self.missing_rights:
             found.append(rights.told(self.missing_rights, self.principal))
+        if self.hidden_topics:
+            found.append(rights.hidden(self.hidden_topics, self.principal))
         if self.is_unknown:
             runs = not self.brokers or any(broker.alive and not broker.paused for broker in self.brokers)
             remedy = "see `minibroker logs all`" if runs else self._remedy([broker.id for broker in self.brokers])
@@ -421,7 +425,7 @@ def _elsewhere(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]
             port=address[1],
             paused=False,
             registered=broker in view.brokers,
-            leaders=None if rights.TOPICS in view.missing_rights else len(view.led_by(broker)),
+            leaders=None if rights.hides_topics(view) else len(view.led_by(broker)),
             offline_log_dirs=offline_log_dirs.get(broker, {}),
             silent=broker in silent,
             is_elsewhere=True,
@@ -465,7 +469,7 @@ def _status(
     def unless_unknown(partitions: Iterable[TopicPartition]) -> list[str] | None:
         return None if view.is_unknown else _names(partitions) or nothing
 
-    nothing: list[str] | None = None if rights.TOPICS in view.missing_rights else []
+    nothing: list[str] | None = None if rights.hides_topics(view) else []
     return Status(
         brokers=brokers,
         zookeeper=zookeeper,
@@ -487,6 +491,7 @@ def _status(
         slow_followers=slow_followers(view),
         cut_from_zookeeper=sorted(broker.id for broker in brokers if broker.has_lost_zookeeper),
         missing_rights=list(view.missing_rights),
+        hidden_topics=list(view.hidden_topics),
     )
 
 

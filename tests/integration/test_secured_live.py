@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import re
 import shlex
 import subprocess
@@ -12,6 +13,9 @@ from pathlib import Path
 import pytest
 
 from minibroker import AuthenticationFailed, BrokerError, ErrorCode, UserErrors, UserScramCredentialDeletion, sync
+from minibroker.client.cli.terminal import security
+from minibroker.deploy.console.reading import Reader
+from minibroker.deploy.console.views import Query
 from minibroker.deploy.local.certificates import Certificates
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
@@ -261,6 +265,34 @@ def test_status_and_timeline_tell_a_client_without_rights_that_it_does_not_see_e
         assert allowed.returncode == 0, allowed
     until_true(lambda: run(str(file), "status").returncode == 0)
     assert run(str(file), "timeline").returncode == 0
+
+    deny = ["acls", "add", "--deny-principal", "User:*", "--operation", "Describe", "--topic"]
+    administrator = str(cluster.directory / "client.properties")
+    assert run(administrator, *deny, "pay", "--resource-pattern-type", "prefixed").returncode == 0
+    until_true(lambda: run(str(file), "status").returncode == 4)
+    status = run(str(file), "status")
+    assert "User:frank may not Describe topic pay*, so it is unknown if there are any" in status.stdout
+    assert "offline partitions: unknown" in status.stdout
+    assert run(administrator, "status").returncode == 0, "no entry applies to a super user"
+    for config, hides in ((file, True), (cluster.directory / "client.properties", False)):
+        assert _sees_only_some_topics(config, cluster.bootstrap_servers) == hides
+
+
+def _sees_only_some_topics(config: Path, bootstrap: str) -> bool:
+    """Whether the console knows that this user may not see all topics."""
+
+    async def look() -> bool:
+        reader = Reader(lambda: bootstrap, None)
+        try:
+            return (await reader.cluster(Query())).hides_topics
+        finally:
+            await reader.close()
+
+    security.choose(config)
+    try:
+        return asyncio.run(look())
+    finally:
+        security.choose(None)
 
 
 def test_the_launcher_reaches_brokers_that_speak_tls_alone(tmp_path: Path) -> None:

@@ -13,7 +13,14 @@ from minibroker.deploy.observing.commits import awaited, waiting
 from minibroker.deploy.observing.followers import slow_followers
 from minibroker.deploy.observing.status import some_of, status_of_processes, status_of_view
 from minibroker.deploy.observing.status_screen import problem_lines, status_lines, status_object
-from minibroker.protocol.acls import AclOperation
+from minibroker.protocol.acls import (
+    AccessControlEntry,
+    AclBinding,
+    AclOperation,
+    AclPermissionType,
+    AclResourceType,
+    ResourcePattern,
+)
 from minibroker.protocol.errors import ErrorCode
 from minibroker.protocol.messages import (
     DescribeHealthResponse,
@@ -88,6 +95,29 @@ def test_the_rights_that_a_client_lacks_follow_from_the_answer_about_all_topics(
     assert about(ErrorCode.INVALID_TOPIC_EXCEPTION, describe | configs, describe) == []
     assert about(ErrorCode.INVALID_TOPIC_EXCEPTION, describe, describe) == [rights.CONFIGS]
     assert about(ErrorCode.TOPIC_AUTHORIZATION_FAILED, 0, 0) == [rights.TOPICS, rights.CLUSTER]
+
+
+def test_topics_that_deny_entries_hide_are_named_and_nothing_is_said_of_all_topics() -> None:
+    view = merge([answer()])._replace(hidden_topics=("pay", "tmp*"))
+    status = status_of_view(view, principal="User:bob")
+    assert status_lines(status)[-2:] == ["offline partitions: unknown", "under-replicated partitions: unknown"]
+    assert problem_lines(status)[-1:] == [
+        "User:bob may not Describe topics pay and tmp*, so it is unknown if there are any, and their state: DENY "
+        "entries hide them, which `minibroker acls list` shows"
+    ]
+    assert (status.is_unknown, status.hides_topics) == (False, True)
+
+    def denied(name: str, operation: AclOperation) -> AclBinding:
+        entry = AccessControlEntry("User:bob", "*", operation, AclPermissionType.DENY)
+        return AclBinding(ResourcePattern(AclResourceType.TOPIC, name), entry)
+
+    entries = [
+        denied("pay", AclOperation.DESCRIBE),
+        denied("all", AclOperation.ALL),
+        denied("*", AclOperation.ALL),
+        denied("orders", AclOperation.WRITE),  # denies no Describe
+    ]
+    assert list(rights.names_denied(entries)) == ["all", "pay"]
 
 
 def test_of_each_partition_the_newest_leader_epoch_counts() -> None:
