@@ -47,7 +47,7 @@ from minibroker.deploy.console.records import AUTO, FORMATS, RecordReading, Reco
 from minibroker.deploy.console.sampling import Sampler
 from minibroker.deploy.console.shared import Look, Pace, Reading, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
-from minibroker.deploy.console.views import Query, still_true
+from minibroker.deploy.console.views import Query, signs_of, still_true
 from minibroker.deploy.named_faults import Words, WrongWords
 from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import MinibrokerError
@@ -181,7 +181,10 @@ class Console:
         known: Look[Status] | None = None if health is None else Look(health, HEALTH_EVERY_S, HEALTH_SHARE)
 
         def of_cluster(query: Query) -> Shared[ClusterState]:
+            signs: object = None
+
             async def read() -> ClusterState:
+                nonlocal signs
                 if known is None:
                     return await reader.cluster(query)
                 known.begin()
@@ -190,10 +193,13 @@ class Console:
                 except (TimeoutError, MinibrokerError):
                     await known.first(HEALTH_WITHIN_S)
                     raise
+                before, signs = signs, signs_of(state)
+                if before not in (None, signs):
+                    known.hurry()
                 await known.first(HEALTH_WITHIN_S)
                 return state
 
-            return Shared(read, EVERY_S, pace=pace)
+            return Shared(read, EVERY_S, pace=pace, is_urgent=reader.processes_have_changed)
 
         def overview(reading: Reading[ClusterState], query: Query) -> Sections:
             found, error = (None, None) if known is None else (known.value, known.error)

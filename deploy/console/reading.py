@@ -14,7 +14,7 @@ import time
 from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
 from contextlib import suppress
 from pathlib import Path
-from typing import TypedDict
+from typing import NamedTuple, TypedDict
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigEntry, ConfigErrors, ConfigResource
@@ -42,6 +42,7 @@ from minibroker.deploy.console.sessions import Contacts
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
 from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, broker_ids, page_of, shown_partitions
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
@@ -103,6 +104,10 @@ class Reader:
         """Dead brokers whose files have been read."""
         self._told = Timeline(0, [], {})
         self._contacts = Contacts()
+        self._ids: Sequence[int] = ()
+        """The registered brokers of the last reading."""
+        self._processes: Mapping[int, ProcessState] = {}
+        """Those of this machine, at the last reading."""
         self._reassigned: dict[TopicPartition, PartitionReassignment] = {}
         self._reassigned_at_s = float("-inf")
         self._hides_topics = False
@@ -120,19 +125,25 @@ class Reader:
     async def cluster(self, query: Query, health: Status | None = None) -> ClusterState:
         """`health`: see `views.overview`. Raises MinibrokerError if no broker answers."""
         admin = await self._open(_CLUSTER)
+        # What needs no answer to another question is asked at the same time: each may wait for a broker that hangs.
+        known = asyncio.create_task(self._ask_replicas(admin, self._ids))
         try:
-            description = await admin.describe_cluster()
-            topics = await admin.describe_topics()
-        except MinibrokerError:
-            self._contacts.lost()
-            await self._drop(_CLUSTER)
+            description, topics, hides_topics, local = await asyncio.gather(
+                admin.describe_cluster(),
+                admin.describe_topics(),
+                self._may_hide_topics(admin),
+                asyncio.to_thread(self._of_this_machine),
+            )
+        except BaseException as error:
+            known.cancel()
+            await asyncio.wait([known])
+            if isinstance(error, MinibrokerError):
+                self._contacts.lost()
+                await self._drop(_CLUSTER)
             raise
-        ids = [broker.id for broker in description.brokers]
-        found, reassigned, local, hides_topics = await asyncio.gather(
-            self._replicas(admin, ids),
-            self._reassignments(admin, topics),
-            asyncio.to_thread(self._of_this_machine),
-            self._may_hide_topics(admin),
+        found, reassigned = await asyncio.gather(
+            self._replicas(admin, [broker.id for broker in description.brokers], known),
+            self._reassignments(admin, topics, description.controller_id),
         )
         behind = {broker_id: _lags(replicas) for broker_id, replicas in found.items()}
         await self._learn_timeouts(admin, self._contacts.unknown(behind))
@@ -166,11 +177,16 @@ class Reader:
                 pass  # what was known before holds
         return self._hides_topics
 
+    def processes_have_changed(self) -> bool:
+        """Return whether processes of this machine have ended, paused or gone on since the cluster was read."""
+        cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
+        return cluster is not None and bool(self._processes) and _processes(cluster) != self._processes
+
     def _of_this_machine(self) -> _OfThisMachine:
         cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
         if self._files is None or cluster is None:
             return {}
-        states = {each.id: state_of(each.process) for each in cluster.brokers}
+        states = self._processes = _processes(cluster)
         paused, running, gone = (
             frozenset(broker_id for broker_id, state in states.items() if state is wanted)
             for wanted in (ProcessState.PAUSED, ProcessState.RUNNING, ProcessState.GONE)
@@ -180,23 +196,36 @@ class Reader:
             faults = all_faults(self._files, cluster)
         return {"paused": paused, "running": running, "gone": gone, "faults": faults}
 
-    async def _replicas(self, admin: Admin, ids: Sequence[int]) -> dict[int, Replicas]:
-        """Return the replicas of the brokers that answer."""
+    async def _replicas(
+        self, admin: Admin, ids: Sequence[int], known: asyncio.Task[_Answers] | None = None
+    ) -> dict[int, Replicas]:
+        """Return the replicas of the brokers that answer. `known`: some have been asked already."""
+        found = _Answers(time.monotonic(), {}) if known is None else await known
+        more = await self._ask_replicas(admin, [broker_id for broker_id in ids if broker_id not in found.of_brokers])
+        answers = {**found.of_brokers, **more.of_brokers}
+        self._ids = list(ids)
+        self._contacts.asked(
+            {broker_id: answers[broker_id] is not None for broker_id in ids},
+            found.asked_s,
+            time.monotonic(),
+            time.time_ns() // 1_000_000,
+        )
+        return {broker_id: each for broker_id in ids if (each := answers[broker_id]) is not None}
+
+    async def _ask_replicas(self, admin: Admin, ids: Sequence[int]) -> _Answers:
         asked_s = time.monotonic()
         found = await asyncio.gather(*(_replicas_of(admin, broker_id) for broker_id in ids))
-        replicas = {broker_id: each for broker_id, each in zip(ids, found, strict=True) if each is not None}
-        answers = {broker_id: broker_id in replicas for broker_id in ids}
-        self._contacts.asked(answers, asked_s, time.monotonic(), time.time_ns() // 1_000_000)
-        return replicas
+        return _Answers(asked_s, dict(zip(ids, found, strict=True)))
 
     async def _reassignments(
-        self, admin: Admin, topics: Mapping[str, TopicDescription]
+        self, admin: Admin, topics: Mapping[str, TopicDescription], controller_id: int | None
     ) -> dict[TopicPartition, PartitionReassignment]:
         """Return the reassignments in progress. The controller writes to ZooKeeper before it answers, so it is asked
-        only if there may be one, and at most every REASSIGNMENTS_EVERY_S."""
+        only if there may be one, and at most every REASSIGNMENTS_EVERY_S. One that hangs is not waited for."""
         if not any(len(each.isr) < len(each.replicas) for topic in topics.values() for each in topic.partitions):
             return {}
-        if time.monotonic() >= self._reassigned_at_s + REASSIGNMENTS_EVERY_S:
+        is_due = time.monotonic() >= self._reassigned_at_s + REASSIGNMENTS_EVERY_S
+        if is_due and controller_id is not None and controller_id not in self._contacts.silent:
             self._reassigned_at_s = time.monotonic()
             with suppress(TimeoutError, MinibrokerError):
                 async with asyncio.timeout(ANSWER_WITHIN_S):
@@ -417,6 +446,16 @@ class Reader:
 
 
 Replicas = Mapping[TopicPartition, LogDirReplica]
+
+
+class _Answers(NamedTuple):
+    asked_s: float
+    of_brokers: Mapping[int, Replicas | None]
+    """None: it has not answered."""
+
+
+def _processes(cluster: ClusterFile) -> dict[int, ProcessState]:
+    return {each.id: state_of(each.process) for each in cluster.brokers}
 
 
 async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:

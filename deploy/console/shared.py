@@ -5,8 +5,9 @@ most one reading at a time, never more often than `every_s`, and none while nobo
 leaves or gives up waiting, its reading is cancelled and the next viewer begins one.
 
 A reading of a large cluster costs tens of milliseconds of processor time, and pages are rendered from it. So `Pace`
-spaces readings out such that the whole process keeps to its share of a core. Rejected: a longer interval for all
-clusters, which would show a failover of a small one late.
+spaces readings out such that the event loop keeps to its share of a core; looks in threads have a share of their own.
+Rejected: a longer interval for all clusters, which would show a failover of a small one late; a pause after each
+expensive reading, which would show the second of two losses late.
 """
 
 from __future__ import annotations
@@ -26,8 +27,10 @@ Q = TypeVar("Q")
 T = TypeVar("T")
 
 NOT_IN_TIME = "not all answers came in time"
-SHARE = 0.025
-"""The share of a core that the console may take while it is watched."""
+SHARE = 0.02
+"""The share of a core that the event loop may take while the console is watched."""
+BURST_S = 0.1
+"""Processor time that the event loop may save up."""
 MAX_PAUSE_S = 5.0
 """The next reading begins this long after the last one at the latest, whatever it costs."""
 MAX_LOOK_EVERY_S = 6.0
@@ -48,19 +51,30 @@ class Reading(Generic[T]):
 
 
 class Pace:
-    """How long the process must pause to keep to its share of a core."""
+    """How long the event loop must pause to keep to its share of a core. What it has saved may be spent at once, since
+    readings cost most when something happens, and then they must not be late."""
 
-    def __init__(self, share: float = SHARE, used_s: Callable[[], float] = time.process_time) -> None:
-        """`used_s` returns the processor time that the process has used."""
+    def __init__(
+        self,
+        share: float = SHARE,
+        used_s: Callable[[], float] = time.thread_time,
+        burst_s: float = BURST_S,
+        clock: Callable[[], float] = time.monotonic,
+    ) -> None:
+        """`used_s` returns the processor time that the caller's thread has used."""
         self._share = share
         self._used_s = used_s
+        self._burst_s = burst_s
+        self._clock = clock
+        self._credit_s = burst_s
+        self._seen = clock(), used_s()
 
-    def used_s(self) -> float:
-        return self._used_s()
-
-    def pause_s(self, used_before_s: float) -> float:
-        """Return the length of a cycle that may cost what has been used since then."""
-        return min(MAX_PAUSE_S, (self._used_s() - used_before_s) / self._share)
+    def pause_s(self) -> float:
+        (before_s, used_before_s), self._seen = self._seen, (self._clock(), self._used_s())
+        now_s, used_s = self._seen
+        credit_s = self._credit_s + (now_s - before_s) * self._share - (used_s - used_before_s)
+        self._credit_s = max(-MAX_PAUSE_S * self._share, min(self._burst_s, credit_s))
+        return max(0.0, -self._credit_s / self._share)
 
 
 class Shared(Generic[T]):
@@ -70,16 +84,18 @@ class Shared(Generic[T]):
         every_s: float,
         instead: Callable[[], T | None] = lambda: None,
         pace: Pace | None = None,
+        is_urgent: Callable[[], bool] = lambda: False,
     ) -> None:
         """`read` raises MinibrokerError or TimeoutError if the cluster cannot be read. If it never could, the value is
-        what `instead` returns. Without `pace`, only `every_s` counts."""
+        what `instead` returns. Without `pace`, only `every_s` counts, and also if `is_urgent`, which is asked as often,
+        returns true."""
         self._read = read
         self._instead = instead
         self._every_s = every_s
         self._last: Reading[T] = Reading(0, None, NOT_IN_TIME)
         self._pace = pace
-        self._began_at_s = self._read_at_s = float("-inf")
-        self._used_before_s = 0.0
+        self._is_urgent = is_urgent
+        self._read_at_s = float("-inf")
         self._lock = asyncio.Lock()
         self._is_ended = False
         self._waits: set[asyncio.Timeout] = set()
@@ -109,8 +125,6 @@ class Shared(Generic[T]):
             if self._last.number > seen:
                 return self._last
             await self._until_due()
-            self._began_at_s = asyncio.get_running_loop().time()
-            self._used_before_s = 0.0 if self._pace is None else self._pace.used_s()
             value, error, read_at_ms = self._last.value, None, self._last.read_at_ms
             try:
                 value = await self._read()
@@ -128,7 +142,7 @@ class Shared(Generic[T]):
     async def soon(self, within_s: float) -> Reading[T]:
         """Return the last reading if the next one is not due, else a new one. Return the last value with an error as
         `after` does."""
-        if asyncio.get_running_loop().time() < self._due_s():
+        if self._wait_s() > 0:
             return self._last
         return await self.after(self._last.number, within_s)
 
@@ -137,13 +151,13 @@ class Shared(Generic[T]):
         return bool(self._waits)
 
     async def _until_due(self) -> None:
-        clock = asyncio.get_running_loop().time
-        while clock() < self._due_s():  # noqa: ASYNC110 - others use the processor meanwhile, which puts it off
-            await asyncio.sleep(max(0.0, self._due_s() - clock()))
+        while (wait_s := self._wait_s()) > 0:  # noqa: ASYNC110 - others use the processor meanwhile, which puts it off
+            await asyncio.sleep(min(wait_s, self._every_s or wait_s))
 
-    def _due_s(self) -> float:
-        due_s = self._read_at_s + self._every_s
-        return due_s if self._pace is None else max(due_s, self._began_at_s + self._pace.pause_s(self._used_before_s))
+    def _wait_s(self) -> float:
+        wait_s = self._read_at_s + self._every_s - asyncio.get_running_loop().time()
+        pause_s = 0.0 if self._pace is None else self._pace.pause_s()
+        return wait_s if wait_s >= pause_s or self._is_urgent() else pause_s
 
 
 class Readings(Generic[Q, T]):
@@ -185,6 +199,8 @@ class Look(Generic[T]):
         self._share = share
         self._due_at_s = self._asked_at_s = float("-inf")
         self._under_way: asyncio.Task[None] | None = None
+        self._is_outdated = False
+        """Whether the look under way may have begun before a change."""
         self.value: T | None = None
         """What the last look has found. None: it has failed, or there was none."""
         self.is_known = False
@@ -204,6 +220,14 @@ class Look(Generic[T]):
         self._asked_at_s = now_s
         if self._under_way is None and now_s >= self._due_at_s:
             self._under_way = asyncio.create_task(self._run())
+
+    def hurry(self) -> None:
+        """Begin a look now, or as soon as the one under way has ended: something has changed."""
+        if self._under_way is None:
+            self._due_at_s = float("-inf")
+            self.begin()
+        else:
+            self._is_outdated = True
 
     async def first(self, within_s: float) -> None:
         """Wait for the first look, or the first after a rest, at most this long."""
@@ -233,6 +257,8 @@ class Look(Generic[T]):
                 self._every_s, min(MAX_LOOK_EVERY_S, used_s / self._share)
             )
             self._under_way = None
+            if self._is_outdated:
+                self._is_outdated, self._due_at_s = False, asyncio.get_running_loop().time()
         if not self.is_known or (value, error) != (self.value, self.error):
             self.value, self.error, self.is_known = value, error, True
             self.version += 1

@@ -166,6 +166,12 @@ def overview(state: ClusterState, query: Query, health: Status | None = None) ->
     )
 
 
+def signs_of(state: ClusterState) -> object:
+    """Return a value that differs if brokers or the controller have come, gone, or stopped to answer."""
+    registered = frozenset(broker.id for broker in state.description.brokers)
+    return registered, state.description.controller_id, frozenset(state.behind), state.paused, state.gone
+
+
 def still_true(health: Status, state: ClusterState) -> Status:
     """Return `health` without what a newer state contradicts: it may be some seconds older."""
     registered = {broker.id for broker in state.description.brokers}

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
@@ -72,6 +72,9 @@ class Cluster:
 
     async def look(self) -> Sight:
         return Sight({}, 0, 0, 0, {})
+
+    def processes_have_changed(self) -> bool:
+        return False
 
     def timeline_in_files(self) -> Timeline | None:
         return None
@@ -218,7 +221,7 @@ async def test_an_expensive_reading_is_followed_by_a_pause_in_which_the_last_one
         return await cluster.cluster()
 
     clock = asyncio.get_running_loop().time
-    shared = Shared(read, 0.0, pace=Pace(0.02, lambda: used_s))
+    shared = Shared(read, 0.0, pace=Pace(0.02, lambda: used_s, burst_s=0.0))
     began_s = clock()
     first = await shared.after(0)
     await shared.after(first.number)
@@ -306,8 +309,62 @@ async def test_the_overview_shows_problems_also_if_no_broker_answers() -> None:
     assert "the cluster is down: <code>minibroker up</code>" in page
 
 
-def test_a_pause_has_a_limit() -> None:
-    assert Pace(0.02, lambda: 100.0).pause_s(0.0) == 5.0
+async def test_news_of_a_process_end_the_pause_after_an_expensive_reading() -> None:
+    cluster = Cluster()
+    used_s, is_urgent = 0.0, False
+    clock = asyncio.get_running_loop().time
+    pace = Pace(0.02, lambda: used_s, burst_s=0.0)
+    shared = Shared(cluster.cluster, 0.01, pace=pace, is_urgent=lambda: is_urgent)
+    first = await shared.after(0)
+    used_s += 1.0
+    began_s = clock()
+    second = asyncio.create_task(shared.after(first.number))
+    await asyncio.sleep(0.05)
+    assert not second.done()
+    is_urgent = True
+    await second
+    assert clock() - began_s < 2
+
+
+def test_a_pause_has_a_limit_and_savings_are_spent_before_there_is_one() -> None:
+    now_s, used_s = 0.0, 0.0
+    pace = Pace(0.02, lambda: used_s, 0.1, lambda: now_s)
+    used_s = 0.09
+    assert pace.pause_s() == 0
+    used_s += 0.03
+    assert pace.pause_s() == pytest.approx(1.0)
+    now_s += 0.5
+    assert pace.pause_s() == pytest.approx(0.5)
+    used_s += 100
+    assert pace.pause_s() == 5.0
+    now_s += 1_000
+    assert pace.pause_s() == 0
+    used_s += 0.1
+    assert pace.pause_s() == 0, "a tenth of a second has been saved, and not more"
+    used_s += 0.01
+    assert pace.pause_s() > 0
+
+
+async def test_a_look_that_began_before_a_change_is_followed_by_another_at_once() -> None:
+    may_end = threading.Event()
+    looks = 0
+
+    def take() -> int:
+        nonlocal looks
+        looks += 1
+        may_end.wait()
+        return looks
+
+    look = Look(take, 60.0, 1_000.0)
+    look.begin()
+    look.hurry()
+    may_end.set()
+    await until(lambda: look.value == 1)
+    look.begin()
+    await until(lambda: look.value == 2)
+    look.begin()
+    look.hurry()
+    await until(lambda: look.value == 3)
 
 
 async def test_each_selection_has_a_reading_and_those_without_viewers_are_forgotten() -> None:
@@ -366,6 +423,9 @@ class HangingAdmin:
         self._closed.set()
 
     async def describe_cluster(self) -> None:
+        raise NetworkError("no broker answered")
+
+    async def describe_topics(self, _: Sequence[str] | None = None) -> None:
         raise NetworkError("no broker answered")
 
     async def list_groups(self) -> None:
