@@ -263,8 +263,8 @@ async def _plan(
     except BrokerError as error:
         if not topics and error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
             error.add_note(
-                f"Give it for each topic of the group instead of {_ANY_TOPIC}; an administrator sees them with "
-                f"`minibroker groups describe {shlex.quote(group)}`."
+                f"Give it for each topic of the group instead of {_ANY_TOPIC}, which `groups describe "
+                f"{shlex.quote(group)}` shows to an administrator."
             )
         raise
     async with open_admin(bootstrap, topics=topics, groups=[group], needs=needs if topics else ()) as admin:

@@ -352,15 +352,19 @@ def failover_sections(
         "faults": section("faults", _fault_table(faults, stories)),
         "failovers": section(
             "failovers",
-            pager("/failovers", query, at, pages, counted(len(stories), "failover")),
+            pager("/failovers", query, at, pages, counted(len(stories), "failover"))
+            if stories or not missing
+            else None,
             _LEGEND if told else None,
-            told or element("p", _NO_ENTRIES if missing and not timeline.entries else _NO_FAILOVER),
+            told
+            or element("p", _NO_FAILOVER if not missing else _NO_ENTRIES if not timeline.entries else _SOME_ENTRIES),
         ),
     }
 
 
 _NO_FAILOVER = "No failover is recorded: no broker was lost, and the controller never changed."
 _NO_ENTRIES = "No failover is known: no broker's entries could be read."
+_SOME_ENTRIES = "No failover is known: the entries that are missing may have some."
 _LEGEND = element(
     "p",
     "Each mark is a step, in the lane of the broker that recorded it: ",

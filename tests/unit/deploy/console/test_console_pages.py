@@ -15,6 +15,7 @@ from msgspec.structs import replace
 from minibroker import application
 from minibroker.client.administering.groups import GroupDescription, GroupRebalance, MemberDescription
 from minibroker.client.administering.requests import BrokerDescription, ClusterDescription
+from minibroker.client.administering.timeline import Entry
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.terminal.output import run_app
@@ -412,6 +413,10 @@ def test_a_console_that_may_not_see_all_topics_does_not_say_that_there_is_none_o
         assert said in pages.group_sections(groups, Query(), lambda _: [], 10.0)["groups"]
     refused = pages.failover_sections(Timeline(1, [], {1: "refused"}), [], Query())["failovers"]
     assert "No failover is known: no broker's entries could be read." in entities.unescape(refused)
+    assert "0 failovers" not in refused
+    some: Entry = {"number": 1, "time_ms": 0, "epoch": 1, "controller": 1, "event": "Startup", "cause": "start"}
+    partly = pages.failover_sections(Timeline(1, [some], {2: "refused"}), [], Query())["failovers"]
+    assert "No failover is known: the entries that are missing may have some." in partly
     assert "No failover is recorded" in pages.failover_sections(Timeline(1, [], {}), [], Query())["failovers"]
 
 
