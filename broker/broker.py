@@ -29,6 +29,7 @@ from minibroker.broker.handlers.fetch import MOST_WAITING_BYTES
 from minibroker.broker.handlers.metadata import ELECTIONS
 from minibroker.broker.handlers.sasl import SaslServer
 from minibroker.broker.handlers.services import ControlEpoch, Services
+from minibroker.broker.metrics.disk_times import TimedWorld
 from minibroker.broker.metrics.listener import MetricsListener
 from minibroker.broker.metrics.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
 from minibroker.broker.metrics.timeline_file import TimelineFile, read_last
@@ -104,7 +105,7 @@ class Broker:
         self.config = config
         self._of_process = of_process
         self.ports: dict[str, int] = {}
-        self._world = world
+        self._world = world = TimedWorld(world, config.log_directories())
         self._supervisor = Supervisor()
         self._metadata = MetadataCache()
         self._timer = Timer()
@@ -316,6 +317,7 @@ class Broker:
             sessions=self._session,
             registered_epoch=self._registered_epoch,
             zookeeper_contact=registration.contact,
+            slow_disks=world.disk_times.slow,
             background=self._supervisor.start,
         )
         leadership = self._leadership
@@ -453,6 +455,7 @@ class Broker:
             transcoder,
             self._client_quotas,
             contact,
+            self._world.disk_times,
         )
         self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 

@@ -15,6 +15,7 @@ from minibroker.broker.handlers.administration import Administration
 from minibroker.broker.handlers.authorization import Authorizer
 from minibroker.broker.handlers.auto_topic_creation import AutoTopicCreation
 from minibroker.broker.handlers.sasl import SaslServer
+from minibroker.broker.metrics.disk_times import SlowCalls
 from minibroker.broker.network.large_requests import LargeRequests
 from minibroker.broker.network.request_channel import Request, Session
 from minibroker.broker.quotas.mutations import ControllerMutationQuotaManager
@@ -81,6 +82,7 @@ class Services(msgspec.Struct):
     """Returns this broker's epoch once it is at least the given one. Raises BrokerError(BROKER_ID_NOT_REGISTERED) if
     that takes too long."""
     zookeeper_contact: Callable[[], ZooKeeperContact]
+    slow_disks: Callable[[], Iterable[SlowCalls]]
     background: Callable[[Coroutine[Any, Any, None], str], object]
     """Starts a task that the broker owns; the second argument is its name."""
     acls: AclAuthorizer | None = None

@@ -39,6 +39,7 @@ from prometheus_client.registry import Collector
 
 from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.metrics.connections import connection_metrics
+from minibroker.broker.metrics.disk_times import DiskTimes, disk_metrics
 from minibroker.broker.metrics.groups import committed_offsets, group_metrics
 from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
 from minibroker.broker.metrics.zookeeper import zookeeper_metrics
@@ -319,7 +320,9 @@ class BrokerMetrics(Collector):
         transcoder: Transcoder,
         client_quotas: ClientQuotaManager,
         zookeeper_contact: Callable[[], ZooKeeperContact],
+        disk_times: DiskTimes,
     ) -> None:
+        self._disk_times = disk_times
         self._zookeeper_contact = zookeeper_contact
         self._server = server
         self._client_quotas = client_quotas
@@ -346,6 +349,7 @@ class BrokerMetrics(Collector):
         yield from self._of_the_loop()
         yield from self._of_transcoding()
         yield from self._of_the_logs()
+        yield from disk_metrics(self._disk_times)
         yield from recovery_metrics(self._logs)
 
     def _of_the_network(self) -> Iterator[Metric]:

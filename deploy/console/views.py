@@ -223,6 +223,7 @@ def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool
         paused=is_paused,
         registered=None if health.registered is None or (is_back and not is_registered) else is_registered,
         silent=health.silent and not answers,
+        slow_disks=[] if is_gone else health.slow_disks,
         slow_answer_s=None if answers else health.slow_answer_s,
         unanswered_partitions=unanswered,
     )

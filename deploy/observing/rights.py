@@ -42,7 +42,7 @@ CLUSTER = "--operation Describe --cluster"
 UNKNOWN = {
     TOPICS: "the state of all topics that it does not see",
     CONFIGS: "which partitions have fewer replicas in sync than min.insync.replicas",
-    CLUSTER: "log directories that are offline, replicas that are being moved, slow followers, connections to "
+    CLUSTER: "log directories that are offline or slow, replicas that are being moved, slow followers, connections to "
     "ZooKeeper, and the controllers' timeline",
 }
 """What is unknown without the right, which is named by the options of `minibroker acls add` that give it."""

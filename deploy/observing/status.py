@@ -24,7 +24,7 @@ from minibroker.deploy.observing.commits import PATIENCE_S
 from minibroker.deploy.observing.followers import SlowFollower, slow_followers
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
-from minibroker.protocol.words import all_of, listed
+from minibroker.protocol.words import all_of, counted, listed
 
 _HEAL = "`minibroker heal`"
 _WAY_TO_ZOOKEEPER = "check ZooKeeper and the network between the two"
@@ -32,6 +32,16 @@ _AWAY_AFTER_S = 1.0
 """A connection to ZooKeeper that is back earlier, as that to another of its servers, is nothing to tell."""
 _NAMED = 5
 """The number of partitions that a line names, and of topics for which it counts the rest."""
+
+
+class SlowDisk(msgspec.Struct, frozen=True):
+    """A log directory in which writes or flushes took a second or longer within the last 20 s."""
+
+    log_dir: str
+    calls: int
+    longest_s: float
+    longest_call: str
+    """"write" or "flush"."""
 
 
 class BrokerStatus(msgspec.Struct, frozen=True):
@@ -63,6 +73,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Whether `minibroker brokers remove` moves its replicas away."""
     slow_answer_s: float | None = None
     """Seconds that its answer took, if it was slow. None: it was not, or did not answer."""
+    slow_disks: list[SlowDisk] = []
+    """The log directories in which calls took long just now."""
     zookeeper_away_s: float | None = None
     """Seconds since it lost its connection to ZooKeeper, as it says. None: it has one, or does not say."""
     zookeeper_session_timeout_s: float | None = None
@@ -122,6 +134,16 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     @property
     def has_lost_zookeeper(self) -> bool:
         return self.zookeeper_away_s is not None and self.zookeeper_away_s >= _AWAY_AFTER_S
+
+    def disk_problems(self, faults: Sequence[str]) -> list[str]:
+        """Return what disks that are slow delay, each with the remedy. `faults`: see `problem`."""
+        remedy = f"`minibroker heal {self.id}` ends the injected faults" if faults else "check the disk"
+        return [
+            f"the disk of broker {self.id} at {slow.log_dir} is slow: {counted(slow.calls, 'call')} took 1 s or longer "
+            f"within 20 s, a {slow.longest_call} {slow.longest_s:,.1f} s. Meanwhile clients wait: all of them for a "
+            f"write, those of topics with durability=synced for a flush; {remedy}"
+            for slow in self.slow_disks
+        ]
 
 
 class ControllerStatus(msgspec.Struct, frozen=True):
@@ -230,6 +252,7 @@ class Status(msgspec.Struct, frozen=True):
             problem = told.problem(self.is_unknown, self.faults.get(broker.id, ()))
             if problem is not None:
                 found.append(problem)
+            found += broker.disk_problems(self.faults.get(broker.id, ()))
             for path, reason in broker.offline_log_dirs.items():
                 repair = f"`minibroker heal {broker.id}`" if broker.id in self.faults else "repair the disk"
                 found.append(
@@ -442,6 +465,7 @@ class _Told(TypedDict, total=False):
 
     zookeeper_away_s: float | None
     zookeeper_session_timeout_s: float | None
+    slow_disks: list[SlowDisk]
 
 
 def _told(view: ClusterView, broker_id: int) -> _Told:
@@ -453,6 +477,9 @@ def _told(view: ClusterView, broker_id: int) -> _Told:
     return {
         "zookeeper_away_s": None if away_ms < 0 else away_ms / 1_000,
         "zookeeper_session_timeout_s": health.zookeeper_session_timeout_ms / 1_000,
+        "slow_disks": [
+            SlowDisk(one.log_dir, one.calls, one.longest_ms / 1_000, one.longest_call) for one in health.slow_disks
+        ],
     }
 
 

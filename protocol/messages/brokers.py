@@ -116,6 +116,16 @@ class LaggingFollower(Message):
     is_in_sync: bool
 
 
+class SlowDisk(Message):
+    """A log directory in which writes or flushes took long just now."""
+
+    log_dir: String
+    calls: Int32
+    longest_ms: Int64
+    longest_call: String
+    """"write" or "flush"."""
+
+
 class DescribeHealthResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
@@ -125,6 +135,7 @@ class DescribeHealthResponse(Message):
     zookeeper_session_timeout_ms: Int32
     lagging_followers: Annotated[list[LaggingFollower], Meta(max_length=1_000)] = []
     """Those that have been behind for the longest."""
+    slow_disks: Annotated[list[SlowDisk], Meta(max_length=1_000)] = []
 
 
 # --- DescribeTimeline (125) ------------------------------------------------------------------------------------------

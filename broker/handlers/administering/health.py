@@ -3,7 +3,7 @@
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages import DescribeHealthRequest, DescribeHealthResponse, LaggingFollower
+from minibroker.protocol.messages import DescribeHealthRequest, DescribeHealthResponse, LaggingFollower, SlowDisk
 
 MOST_FOLLOWERS = 200
 
@@ -29,6 +29,10 @@ async def handle_describe_health(services: Services, request: Request, _body: De
                         late.is_in_sync,
                     )
                     for late in lagging[:MOST_FOLLOWERS]
+                ],
+                [
+                    SlowDisk(slow.log_dir, slow.calls, round(slow.longest_s * 1_000), slow.longest)
+                    for slow in services.slow_disks()
                 ],
             )
         )

@@ -16,6 +16,7 @@ from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.local.ports import free_ports
 from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.local.who import AllBrokers, BrokerId
+from minibroker.deploy.observing.status import SlowDisk
 from minibroker.testing import LaunchError, SyncLocalCluster
 from tests.integration.cli import shell
 from tests.testing_support import left_behind
@@ -130,10 +131,18 @@ def test_acknowledgements_of_a_synced_topic_wait_for_a_slow_disk_until_it_is_hea
 def test_writes_can_be_slow_too(cluster: SyncLocalCluster) -> None:
     with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
         producer.send("orders", b"before").result()
-        cluster.slow_disk("leader:orders-0", 0.0, write_delay_s=0.7)
+        [leader] = cluster.slow_disk("leader:orders-0", 0.0, write_delay_s=1.2)
         began_s = time.monotonic()
         producer.send("orders", b"slow").result()
-        assert time.monotonic() - began_s >= 0.7
+        assert time.monotonic() - began_s >= 1.2
+
+        def slow_disks() -> dict[int, list[SlowDisk]]:
+            return {broker.id: broker.slow_disks for broker in launcher(cluster).status().brokers if broker.slow_disks}
+
+        until_true(slow_disks)
+        [(broker, [slow])] = slow_disks().items()
+        assert (broker, slow.log_dir.startswith(f"{cluster.directory}/broker-{leader}")) == (leader, True)
+        assert (slow.longest_s >= 1.2, slow.longest_call) == (True, "write")
 
 
 def test_a_clock_that_is_moved_stamps_records_and_is_set_right(cluster: SyncLocalCluster) -> None:

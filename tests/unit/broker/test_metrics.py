@@ -5,7 +5,8 @@ from __future__ import annotations
 import asyncio
 import itertools
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -17,6 +18,7 @@ from prometheus_client.registry import Collector
 from minibroker.broker.groups.group import Group, MemberMetadata
 from minibroker.broker.groups.records import OffsetValue
 from minibroker.broker.groups.terms import GroupTerm
+from minibroker.broker.metrics.disk_times import WINDOW_S, DiskTimes, TimedFile
 from minibroker.broker.metrics.groups import MAX_OFFSETS, PART_OFFSETS, committed_offsets
 from minibroker.broker.metrics.listener import (
     MAX_CONNECTIONS,
@@ -54,13 +56,15 @@ from minibroker.protocol.kafka.data import FETCH
 from minibroker.protocol.kafka.metadata import API_VERSIONS
 from minibroker.protocol.messages import (
     ApiVersionsRequest,
+    Buffer,
     DescribeHealthRequest,
     FetchPartition,
     FetchRequest,
     FetchTopic,
 )
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.world import Network
+from minibroker.protocol.world import File, Network
+from minibroker.protocol.world.real import RealDisk
 from tests.running import run_by
 from tests.simulation.scenarios.transactions.raw_transactions import RawProducer
 
@@ -607,6 +611,58 @@ async def test_the_page_counts_transactions_and_what_waits_for_them() -> None:
         assert page["kafka_cluster_partition_laststableoffsetlag", "orders"] == 2
 
     await world.process.run(program())
+
+
+class SlowFile:
+    """A file whose calls take so long, by its clock."""
+
+    def __init__(self, file: File) -> None:
+        self._file = file
+        self.now_s = 100.0
+        self.takes_s = 0.0
+        self.in_a_flush: Callable[[], None] = lambda: None
+        self.pread, self.size, self.modified_ms = file.pread, file.size, file.modified_ms
+        self.set_modified_ms, self.truncate, self.close = file.set_modified_ms, file.truncate, file.close
+
+    def pwrite(self, data: Sequence[Buffer], position: int) -> int:
+        self.now_s += self.takes_s
+        return self._file.pwrite(data, position)
+
+    def fdatasync(self) -> None:
+        self.now_s += self.takes_s
+        self.in_a_flush()
+        self._file.fdatasync()
+
+
+def test_writes_and_flushes_that_take_a_second_are_remembered_for_twenty(tmp_path: Path) -> None:
+    (tmp_path / "d1").mkdir()
+    slow = SlowFile(RealDisk().open(f"{tmp_path}/d1/f", create=True))
+    times = DiskTimes([f"{tmp_path}/d", f"{tmp_path}/d1"], lambda: slow.now_s)
+    file = TimedFile(slow, f"{tmp_path}/d1/f", times)
+
+    def found() -> list[tuple[str, int, float, str]]:
+        return [(Path(path).name, calls, round(s, 3), call) for path, calls, s, call in times.slow()]
+
+    slow.takes_s = 0.9
+    assert file.pwrite([b"abc"], 0) == 3
+    file.fdatasync()
+    assert found() == []
+    slow.takes_s = 1.2
+    file.pwrite([b"abc"], 3)
+    assert found() == [("d1", 1, 1.2, "write")]
+    slow.takes_s = 2.5
+    under_way: list[object] = []
+    slow.in_a_flush = lambda: under_way.extend(found())
+    file.fdatasync()
+    assert under_way == [("d1", 2, 2.5, "flush")], "one that hangs counts before it has ended"
+    assert found() == [("d1", 2, 2.5, "flush")]
+    slow.now_s += WINDOW_S - 1
+    assert found() == [("d1", 1, 2.5, "flush")]
+    slow.now_s += 2
+    assert found() == []
+    assert times.totals == {f"{tmp_path}/d": 0, f"{tmp_path}/d1": 2}
+    assert file.pread(6, 0) == b"abcabc"
+    file.close()
 
 
 @run_by(on_virtual_loop)

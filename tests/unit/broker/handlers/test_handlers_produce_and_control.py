@@ -110,6 +110,7 @@ class Peer:
             authorizer=Authorizer(1, secret, broker.world.random, broker.world.clock.monotonic),
             registered_epoch=self._registered_epoch,
             zookeeper_contact=lambda: ZooKeeperContact(None, 6_000),
+            slow_disks=tuple,
             background=broker.supervisor.start,
         )
         self.verifies_transactions = True

@@ -30,6 +30,7 @@ from minibroker.protocol.messages import (
     MetadataResponse,
     MetadataTopic,
 )
+from minibroker.protocol.messages import SlowDisk as SlowDiskMessage
 from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.recovery_progress import METRICS, RecoveryProgress, of_metrics
 
@@ -664,3 +665,17 @@ def test_a_follower_of_which_more_is_known_is_not_only_called_slow() -> None:
     deposed = seen_lagging(lagging, isr=[1, 2, 3])
     deposed = deposed._replace(partitions={name: replace(deposed.partitions[name], leader_id=2)})
     assert slow_followers(deposed) == [], "another broker leads"
+
+
+def test_a_disk_that_takes_seconds_is_named_with_what_waits_for_it() -> None:
+    view = merge([answer()])
+    health = DescribeHealthResponse(0, 0, 2, -1, 6_000, [], [SlowDiskMessage("/d", 3, 2_340, "write")])
+    view = view._replace(answered=frozenset(view.brokers.values()), health={2: health})
+    slow = (
+        "the disk of broker 2 at /d is slow: 3 calls took 1 s or longer within 20 s, a write 2.3 s. Meanwhile clients "
+        "wait: all of them for a write, those of topics with durability=synced for a flush; "
+    )
+    assert status_of_view(view).problems() == [slow + "check the disk"]
+    faults = {2: ["each write in /d takes 2000 ms longer"]}
+    ordered = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, faults=faults)
+    assert ordered.problems() == [slow + "`minibroker heal 2` ends the injected faults"]
