@@ -72,7 +72,7 @@ _RETRY_PAUSE_S = 0.02
 _COMPLAINT_INTERVAL_S = 10.0
 """Seconds between two log lines about an unreachable ZooKeeper."""
 
-_PING_SLACK_S = 0.5
+_PING_SLACK_S = 1.0
 """An answer to a ping may be this late before it counts as missing."""
 
 _EXPIRY_SLACK_S = 2.0
