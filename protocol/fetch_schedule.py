@@ -17,6 +17,11 @@ all shorter ones, so an expiring request meets all smaller ones.
 A request names at most PARTITIONS_PER_REQUEST, unless there are very many partitions: the leader handles a request
 without interruption, and must serve other clients in between.
 
+If many partitions get a record now and then, each record would pay for the other partitions of its request, which have
+to be requested again. So a request for quiet partitions has a size: records that end it halve the next one, and a whole
+wait without records doubles it (`size_after`). A partition with a record per longest wait thereby shares its requests
+with few others, and one without any with a hundred.
+
 A follower's requests for quiet partitions are mostly the same as before and are then not sent in full (`fetch_slots`).
 
 Rejected: abandoning the outstanding request whenever another partition becomes busy, since the leader still sends its
@@ -25,8 +30,8 @@ response.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import TypeVar
+from collections.abc import Callable, Iterable, Sequence
+from typing import Generic, NamedTuple, TypeVar
 
 from minibroker.protocol.messages import MAX_FETCH_SLOTS
 
@@ -35,6 +40,9 @@ P = TypeVar("P")
 PARTITIONS_PER_REQUEST = 100
 MAX_PIECES = 8
 """The maximum number of requests into which partitions are cut; with very many partitions, each names more."""
+
+MAX_QUIET_PIECES = 16
+"""The maximum number of requests for quiet partitions into which records cut them. The rest is for busy ones."""
 
 MAX_REQUESTS = MAX_FETCH_SLOTS
 """Maximum of outstanding requests at a leader, whose own limit is max_in_flight_requests_per_connection, 100."""
@@ -55,6 +63,13 @@ def most_in_a_request(partitions: int) -> int:
     return max(PARTITIONS_PER_REQUEST, -(-partitions // MAX_PIECES))
 
 
+def size_after(size: int, *, was_ended_by_records: bool, waited_longest: bool, partitions: int) -> int:
+    """Return how many quiet partitions the next requests should name after one of that size ended."""
+    if was_ended_by_records:
+        return max(min(size, partitions) // 2, -(-partitions // MAX_QUIET_PIECES))
+    return min(2 * size if waited_longest else size, most_in_a_request(partitions))
+
+
 def follower_pace(partitions: int) -> int:
     """Return the factor by which a follower of this many partitions of one leader extends its waits, for a response and
     after an error. So the cost of quiet partitions, and of those whose leader does not lead yet, stays constant."""
@@ -70,29 +85,55 @@ def follower_wait_ms(wait_max_ms: int, partitions: int, lag_time_max_ms: int) ->
     return min(wait_max_ms * follower_pace(partitions), longest)
 
 
-def cut(due: Sequence[P], most: int) -> list[Sequence[P]]:
+class Piece(NamedTuple, Generic[P]):
+    """The partitions of one request."""
+
+    partitions: Sequence[P]
+    size: int
+    """How many it should name. A smaller one waits for a shorter time, to be joined."""
+
+
+class Planned(NamedTuple, Generic[P]):
+    """A request to send now."""
+
+    piece: Piece[P]
+    wait_ms: int
+    """How long it may wait at the leader."""
+    is_longest: bool
+    """It waits until a moment at which all requests expire."""
+
+
+def cut(due: Sequence[P], size: int) -> list[Piece[P]]:
     """Cut the due partitions into pieces of one request each."""
-    return [due[start : start + most] for start in range(0, len(due), most)]
+    return [Piece(due[start : start + size], size) for start in range(0, len(due), size)]
+
+
+def cut_by_size(due: Iterable[P], size_of: Callable[[P], int]) -> list[Piece[P]]:
+    """Cut quiet partitions into pieces, each of partitions that want requests of the same size."""
+    by_size: dict[int, list[P]] = {}
+    for partition in due:
+        by_size.setdefault(size_of(partition), []).append(partition)
+    return [piece for size, partitions in by_size.items() for piece in cut(partitions, size)]
 
 
 def schedule(
-    pieces: Sequence[Sequence[P]], *, most: int, outstanding: int, elapsed_ms: int, longest_wait_ms: int
-) -> list[tuple[Sequence[P], int]]:
-    """Return the pieces to request now, each with the milliseconds that it may wait at the leader. The others follow
-    after a response.
+    pieces: Sequence[Piece[P]], *, outstanding: int, elapsed_ms: int, longest_wait_ms: int
+) -> list[Planned[P]]:
+    """Return the pieces to request now. The others follow after a response.
 
     `outstanding` requests already wait there. `elapsed_ms` is counted from any moment, the same for all requests.
     """
     scheduled = []
     for count, piece in enumerate(pieces[: max(0, MAX_REQUESTS - outstanding)], start=outstanding):
-        waits = _waits(len(piece), most, longest_wait_ms) if count >= MANY_REQUESTS else 1
-        scheduled.append((piece, _until_next(waits, elapsed_ms, longest_wait_ms) if longest_wait_ms > 0 else 0))
+        waits = _waits(len(piece.partitions), piece.size, longest_wait_ms) if count >= MANY_REQUESTS else 1
+        wait_ms = _until_next(waits, elapsed_ms, longest_wait_ms) if longest_wait_ms > 0 else 0
+        scheduled.append(Planned(piece, wait_ms, waits == 1))
     return scheduled
 
 
-def _waits(partitions: int, most: int, longest_wait_ms: int) -> int:
+def _waits(partitions: int, size: int, longest_wait_ms: int) -> int:
     """Return the ratio of the longest wait to the wait of a request for this many partitions: a power of two."""
-    wanted = min(SHORT_WAITS, most // partitions, longest_wait_ms // SHORT_WAIT_MS)
+    wanted = min(SHORT_WAITS, size // partitions, longest_wait_ms // SHORT_WAIT_MS)
     return 1 << (max(wanted, 1).bit_length() - 1)
 
 

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from minibroker.client.cluster.metadata import Leader
 from minibroker.client.fetching.records import ConsumerBatch, Record
 from minibroker.protocol.errors import ErrorCode, MinibrokerError
+from minibroker.protocol.fetch_schedule import PARTITIONS_PER_REQUEST
 from minibroker.protocol.messages import EpochEndOffset
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import BatchHeader
@@ -109,6 +110,8 @@ class TopicPartitionState:
         read_committed the last stable offset."""
         self.is_busy = True
         """The last answer had records, or there was none yet."""
+        self.request_size = PARTITIONS_PER_REQUEST
+        """How many partitions a fetch should name that names this one while it is quiet."""
         self.fetched: deque[FetchedBatch] = deque()
         self.fetched_bytes = 0
         self.outstanding_generation = -1

@@ -39,7 +39,15 @@ from minibroker.protocol.errors import (
     ErrorCode,
     error_of,
 )
-from minibroker.protocol.fetch_schedule import MAX_REQUESTS, cut, most_in_a_request, schedule
+from minibroker.protocol.fetch_schedule import (
+    MAX_REQUESTS,
+    Piece,
+    Planned,
+    cut_by_size,
+    most_in_a_request,
+    schedule,
+    size_after,
+)
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 from minibroker.protocol.records import BatchFilter, BatchHeader, CorruptRecord, placed_batches, validate_batch
 
@@ -69,6 +77,8 @@ class _Asked(NamedTuple):
     offset: int
     """For a look-up, the timestamp of the offset to find."""
     leader: Leader
+    quiet: Planned[tuple[TopicPartitionState, Leader]] | None = None
+    """The fetch, if its partitions were quiet."""
 
 
 class Fetcher:
@@ -317,8 +327,8 @@ class Fetcher:
             connection, usable_at = self._requests.connection(node_id, now)
             next_at = min(next_at, usable_at)
             if connection is not None:
-                for piece, wait_ms in self._scheduled(asked, outstanding, now):
-                    self._fetch(node_id, connection, piece, wait_ms, max_bytes, now)
+                for planned, is_quiet in self._scheduled(asked, outstanding, now):
+                    self._fetch(node_id, connection, planned, is_quiet, max_bytes, now)
         return next_at
 
     def _buffer_left(self) -> int:
@@ -334,34 +344,36 @@ class Fetcher:
 
     def _scheduled(
         self, asked: Sequence[tuple[TopicPartitionState, Leader]], outstanding: int, now: float
-    ) -> list[tuple[Sequence[tuple[TopicPartitionState, Leader]], int]]:
-        """Return the partitions of each request, and the milliseconds that it may wait at the broker."""
+    ) -> list[tuple[Planned[tuple[TopicPartitionState, Leader]], bool]]:
+        """Return the requests to send, each with whether its partitions are quiet."""
         longest_wait_ms = ceil(self._settings.max_wait_s * 1_000)
+        most = most_in_a_request(len(self._partitions.states))
         if self._settings.min_bytes > 1:
-            return [(asked, longest_wait_ms)]
+            return [(Planned(Piece(asked, most), longest_wait_ms, is_longest=True), False)]
         busy = [entry for entry in asked if entry[0].is_busy]
         quiet = [entry for entry in asked if not entry[0].is_busy]
-        most = most_in_a_request(len(self._partitions.states))
-        return schedule(
-            [*([busy] if busy else []), *cut(quiet, most)],
-            most=most,
+        of_busy = [Piece(busy, most)] if busy else []
+        scheduled = schedule(
+            of_busy + cut_by_size(quiet, lambda due: due[0].request_size),
             outstanding=outstanding,
             elapsed_ms=round((now - self._began) * 1_000),
             longest_wait_ms=longest_wait_ms,
         )
+        return [(planned, number >= len(of_busy)) for number, planned in enumerate(scheduled)]
 
     def _fetch(
         self,
         node_id: int,
         connection: Connection,
-        asked: Sequence[tuple[TopicPartitionState, Leader]],
-        wait_ms: int,
+        planned: Planned[tuple[TopicPartitionState, Leader]],
+        is_quiet: bool,
         max_bytes: int,
         now: float,
     ) -> None:
         topics: dict[str, list[m.FetchPartition]] = {}
         parts: list[_Asked] = []
-        for state, leader in asked:
+        quiet = planned if is_quiet else None
+        for state, leader in planned.piece.partitions:
             topics.setdefault(state.partition.topic, []).append(
                 m.FetchPartition(
                     state.partition.partition,
@@ -373,12 +385,12 @@ class Fetcher:
                     suspect=state.suspicion is not None,
                 )
             )
-            parts.append(_Asked(state, state.generation, state.fetch_offset, leader))
+            parts.append(_Asked(state, state.generation, state.fetch_offset, leader, quiet))
             state.outstanding_generation = state.generation
             state.tried = leader
         message = m.FetchRequest(
             CONSUMER,
-            wait_ms,
+            planned.wait_ms,
             self._settings.min_bytes,
             max_bytes,
             self._settings.isolation_level,
@@ -390,7 +402,7 @@ class Fetcher:
     # -- answers --
 
     def _settle(self, request: LeaderRequest[_Asked], answer: asyncio.Future[m.FetchResponse], now: float) -> None:
-        for state, generation, _, _ in request.parts:
+        for state, generation, *_ in request.parts:
             if state.outstanding_generation == generation:
                 state.outstanding_generation = -1
         answers: dict[tuple[str, int], m.FetchPartitionResponse] = {}
@@ -406,7 +418,7 @@ class Fetcher:
                 for topic in response.responses
                 for partition in topic.partitions
             }
-        for state, generation, offset, leader in request.parts:
+        for state, generation, offset, leader, _ in request.parts:
             if state.generation != generation or self._partitions.states.get(state.partition) is not state:
                 continue  # the user went elsewhere
             partition = answers.get(state.partition)
@@ -422,6 +434,22 @@ class Fetcher:
                 if self._settings.is_read_committed and partition.last_stable_offset >= 0:
                     state.end_offset = partition.last_stable_offset
                 self._arrived(state, offset, partition, leader)
+        if failure is None:
+            self._resize(request.parts)
+
+    def _resize(self, parts: Sequence[_Asked]) -> None:
+        """Let partitions that were quiet share fetches with fewer others, or with more, as theirs ended."""
+        planned = parts[0].quiet
+        if planned is None:
+            return
+        size = size_after(
+            planned.piece.size,
+            was_ended_by_records=any(part.state.is_busy for part in parts),
+            waited_longest=planned.is_longest,
+            partitions=len(self._partitions.states),
+        )
+        for part in parts:
+            part.state.request_size = size
 
     def _arrived(
         self, state: TopicPartitionState, offset: int, answer: m.FetchPartitionResponse, leader: Leader
@@ -553,11 +581,11 @@ class Fetcher:
             self._partitions.go_back(state, diverging_offset)
 
     async def _find_positions(self, leader: Leader, asked: Sequence[_Asked]) -> None:
-        timestamps = {state.partition: timestamp for state, _, timestamp, _ in asked}
+        timestamps = {state.partition: timestamp for state, _, timestamp, *_ in asked}
         results = await ask_leader(
             self._runtime, leader, timestamps, self._runtime.request_timeout_s, self._settings.isolation_level
         )
-        for state, generation, timestamp, _ in asked:
+        for state, generation, timestamp, *_ in asked:
             if (state.generation, state.tried) != (generation, leader):
                 continue  # the user went elsewhere, or there is another leader
             state.outstanding_generation = -1

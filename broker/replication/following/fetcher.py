@@ -26,7 +26,17 @@ from minibroker.protocol.apis import FETCH
 from minibroker.protocol.connections.broker_connections import BrokerConnections, NotTrusted
 from minibroker.protocol.connections.rpc import Connection
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, NetworkError, error_of
-from minibroker.protocol.fetch_schedule import cut, follower_pace, follower_wait_ms, most_in_a_request, schedule
+from minibroker.protocol.fetch_schedule import (
+    PARTITIONS_PER_REQUEST,
+    Planned,
+    cut,
+    cut_by_size,
+    follower_pace,
+    follower_wait_ms,
+    most_in_a_request,
+    schedule,
+    size_after,
+)
 from minibroker.protocol.fetch_slots import NO_SLOT, FollowerSlots
 from minibroker.protocol.messages import FetchPartitionResponse, FetchRequest, FetchResponse, FetchTopic
 from minibroker.protocol.model import TopicPartition
@@ -63,6 +73,8 @@ class _Follow(msgspec.Struct, eq=False):
     """Records below the high watermark that it lacked after the last answer."""
     is_busy: bool = True
     """The last answer had records or a truncation, or there was none yet."""
+    size: int = PARTITIONS_PER_REQUEST
+    """How many partitions a request should name that names this one while it is quiet."""
     not_before_s: float = 0.0
     backoff_s: float = 0.0
     is_suspect: bool = False
@@ -78,6 +90,9 @@ class _Request(NamedTuple):
     answer: asyncio.Future[FetchResponse]
     topics: list[FetchTopic]
     slot: int
+    planned: Planned[tuple[TopicPartition, _Follow]]
+    is_quiet: bool
+    """The last answers of its partitions had no records."""
 
 
 class ReplicaFetcher:
@@ -197,6 +212,7 @@ class ReplicaFetcher:
                     if response.slot == request.slot != NO_SLOT:
                         self._slots.keep(request.slot, list(request.follows.values()), request.topics)
                     self._apply(request.follows, response)
+                    self._resize(request)
                     backoff_s = 0.0
             wait_s = None
             if failure is None:
@@ -288,16 +304,15 @@ class ReplicaFetcher:
                 busy.append((topic_partition, follow))
             else:
                 quiet.append((topic_partition, follow))
-        most = most_in_a_request(len(self._follows))
+        of_busy = cut(busy, most_in_a_request(len(self._follows)))
         scheduled = schedule(
-            [*cut(busy, most), *cut(quiet, most)],
-            most=most,
+            of_busy + cut_by_size(quiet, lambda due: due[1].size),
             outstanding=len(self._requests),
             elapsed_ms=round((now_s - self._began_s) * 1_000),
             longest_wait_ms=self._longest_wait_ms,
         )
-        for piece, wait_ms in scheduled:
-            self._send(dict(piece), wait_ms)
+        for number, planned in enumerate(scheduled):
+            self._send(planned, is_quiet=number >= len(of_busy))
         due_s = min(later_s)
         return due_s - now_s if due_s < math.inf else None
 
@@ -309,8 +324,22 @@ class ReplicaFetcher:
                 self._unasked[topic_partition] = self._resting.pop(topic_partition)
         self._rested_s = min((follow.not_before_s for follow in self._resting.values()), default=math.inf)
 
-    def _send(self, follows: dict[TopicPartition, _Follow], wait_ms: int) -> None:
+    def _resize(self, request: _Request) -> None:
+        """Let its partitions share requests with fewer others, or with more, as it ended."""
+        if not request.is_quiet:
+            return
+        size = size_after(
+            request.planned.piece.size,
+            was_ended_by_records=any(follow.is_busy for follow in request.follows.values()),
+            waited_longest=request.planned.is_longest,
+            partitions=len(self._follows),
+        )
+        for follow in request.follows.values():
+            follow.size = size
+
+    def _send(self, planned: Planned[tuple[TopicPartition, _Follow]], *, is_quiet: bool) -> None:
         settings = self._settings
+        follows = dict(planned.piece.partitions)
         by_topic: dict[str, FetchTopic] = {}
         for topic_partition, follow in follows.items():
             topic = by_topic.get(topic_partition.topic)
@@ -322,12 +351,12 @@ class ReplicaFetcher:
             )
         topics = list(by_topic.values())
         slot, is_known = NO_SLOT, False
-        if not any(follow.is_busy for follow in follows.values()):
+        if is_quiet:
             taken = {request.slot for request in self._requests}
             slot, is_known = self._slots.choose(list(follows.values()), topics, taken)
         request = FetchRequest(
             replica_id=settings.broker_id,
-            max_wait_ms=wait_ms,
+            max_wait_ms=planned.wait_ms,
             min_bytes=settings.min_bytes,
             max_bytes=settings.response_max_bytes,
             isolation_level=0,
@@ -338,7 +367,7 @@ class ReplicaFetcher:
         assert self._connection is not None
         answer = self._connection.send(FETCH, request, timeout_s=settings.socket_timeout_s)
         answer.add_done_callback(lambda _: self._wake.set())
-        self._requests.append(_Request(follows, answer, topics, slot))
+        self._requests.append(_Request(follows, answer, topics, slot, planned, is_quiet))
         for topic_partition in follows:
             del self._unasked[topic_partition]
 

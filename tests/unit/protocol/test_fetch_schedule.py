@@ -3,15 +3,19 @@ from __future__ import annotations
 from minibroker.protocol.fetch_schedule import (
     MANY_REQUESTS,
     MAX_PIECES,
+    MAX_QUIET_PIECES,
     MAX_REQUESTS,
     PARTITIONS_PER_REQUEST,
     SHORT_WAIT_MS,
     SHORT_WAITS,
+    Piece,
     cut,
+    cut_by_size,
     follower_pace,
     follower_wait_ms,
     most_in_a_request,
     schedule,
+    size_after,
 )
 
 LONGEST_MS = 500
@@ -25,15 +29,46 @@ def waits(
     most: int = 100,
 ) -> list[int]:
     scheduled = schedule(
-        pieces, most=most, outstanding=outstanding, elapsed_ms=elapsed_ms, longest_wait_ms=longest_wait_ms
+        [Piece(piece, most) for piece in pieces],
+        outstanding=outstanding,
+        elapsed_ms=elapsed_ms,
+        longest_wait_ms=longest_wait_ms,
     )
-    assert [piece for piece, _ in scheduled] == pieces[: len(scheduled)]
-    return [wait_ms for _, wait_ms in scheduled]
+    assert [planned.piece.partitions for planned in scheduled] == pieces[: len(scheduled)]
+    return [planned.wait_ms for planned in scheduled]
 
 
 def test_partitions_are_cut_into_pieces_that_name_each_once() -> None:
-    assert cut(range(7), 3) == [range(3), range(3, 6), range(6, 7)]
+    assert cut(range(7), 3) == [(range(3), 3), (range(3, 6), 3), (range(6, 7), 3)]
     assert cut([], 3) == []
+
+
+def test_quiet_partitions_share_a_piece_with_those_that_want_one_of_the_same_size() -> None:
+    pieces = cut_by_size(range(9), lambda partition: 4 if partition % 3 else 2)
+    assert pieces == [([0, 3], 2), ([6], 2), ([1, 2, 4, 5], 4), ([7, 8], 4)]
+
+
+def test_records_make_requests_smaller_and_their_absence_makes_them_larger() -> None:
+    def after(size: int, *ends: bool, waited_longest: bool = True, partitions: int = 300) -> int:
+        for was_ended_by_records in ends:
+            size = size_after(
+                size,
+                was_ended_by_records=was_ended_by_records,
+                waited_longest=waited_longest,
+                partitions=partitions,
+            )
+        return size
+
+    assert after(100, True) == 50
+    assert after(100, *[True] * 20) == after(19, True) == 19 == -(-300 // MAX_QUIET_PIECES)
+    assert after(100, *[True] * 20, partitions=10) == 1
+    assert after(100, True, partitions=30) == 15, "there are no more than 30 to name"
+    assert after(19, False) == 38
+    assert after(100, False) == after(19, *[False] * 20) == PARTITIONS_PER_REQUEST
+    assert after(50, False, waited_longest=False) == 50, "a remainder, which has yet to be joined"
+    for partitions in (1, 500, 10_000):
+        least = after(100, *[True] * 20, partitions=partitions)
+        assert len(cut(range(partitions), least)) <= MAX_QUIET_PIECES <= MAX_REQUESTS // 2
 
 
 def test_very_many_partitions_are_cut_into_a_few_large_pieces() -> None:
@@ -55,6 +90,10 @@ def test_where_there_are_many_requests_one_comes_back_the_earlier_the_smaller_it
     assert waits([small, half, whole], outstanding=MANY_REQUESTS) == [shortest_ms, LONGEST_MS // 2, LONGEST_MS]
     assert waits([small, small], outstanding=MANY_REQUESTS - 1) == [LONGEST_MS, shortest_ms]
     assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=5) == [5]
+    planned = schedule(
+        [Piece(small, 100), Piece(whole, 100)], outstanding=MANY_REQUESTS, elapsed_ms=0, longest_wait_ms=LONGEST_MS
+    )
+    assert [part.is_longest for part in planned] == [False, True]
     assert waits([small], outstanding=MANY_REQUESTS, longest_wait_ms=3_200) == [3_200 // SHORT_WAITS]
     for size in range(1, 100):
         assert waits([list(range(size))], MANY_REQUESTS, longest_wait_ms=1_000)[0] >= max(10 * size, SHORT_WAIT_MS)

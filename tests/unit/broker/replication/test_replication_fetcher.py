@@ -324,6 +324,27 @@ def test_many_partitions_are_cut_into_several_requests(tmp_path: Path) -> None:
 
 
 @run_by(with_leader)
+async def test_records_halve_the_next_requests_for_quiet_partitions_and_a_wait_without_any_joins_them_again(
+    leader: Leader, fetcher: ReplicaFetcher, /
+) -> None:
+    everything = list(range(PARTITIONS_PER_REQUEST))
+    for index in everything:
+        fetcher.add(leader.partition(index))
+    await leader.asks_for(everything)
+    leader.answer(leader.waiting[0], {})
+    await leader.asks_for(everything)
+    leader.answer(leader.waiting[0], {7: one_record()})
+    others = [index for index in everything if index != 7]
+    await leader.asks_for([7], others[:50], others[50:])
+    for request in list(leader.waiting):
+        leader.answer(request, {})
+    await leader.asks_for([7], others)
+    for request in list(leader.waiting):
+        leader.answer(request, {})
+    await leader.asks_for(everything)
+
+
+@run_by(with_leader)
 async def test_no_more_requests_are_out_than_allowed_and_of_many_the_later_ones_wait_a_short_time(
     leader: Leader, fetcher: ReplicaFetcher, /
 ) -> None:
