@@ -1,6 +1,6 @@
-"""Spark: rows per second of `minibroker`, compared with the same rows in Parquet files and a source of tuples.
+"""Spark: rows per second of `minibroker`, compared with Spark's Kafka source, Parquet files and a source of tuples.
 
-    python -m tests.benchmarks.bench_spark [--rows 4000000] [--value-bytes 100] [--partitions 4]
+    python -m tests.benchmarks.bench_spark [--rows 4000000] [--value-bytes 100] [--partitions 4] [--kafka]
 
 One broker and Spark with local[2]: broker, Java and two Python workers share the machine's cores. Values are distinct
 and random, so neither batches nor Parquet files can be compressed. There are three jobs: `count`; `columns`, a sum over
@@ -8,9 +8,10 @@ every column, for which Spark must decode all of them; `parquet`, which writes a
 
 - `engine`: the same rows from Parquet files, the best that Spark can do, with rows on its own disk in its own format.
   Its `count` reads only the files' footers.
+- `kafka`, with `--kafka`: the same topic, on the same broker, through spark-sql-kafka, which is downloaded.
 - `tuples`: the same topic through a data source that yields a Python tuple for each record, as most of them do.
 
-The best of three runs counts; the three sources take turns. Numbers of rows and sums are compared. On a machine with
+The best of three runs counts; the sources take turns. Numbers of rows and sums are compared. On a machine with
 other load, compare the ratios and the figures with a star.
 """
 
@@ -43,8 +44,11 @@ from minibroker.spark_jobs.session import spark_session
 from minibroker.spark_jobs.source.offsets import OffsetRange
 from minibroker.spark_jobs.source.options import parse_read_options
 from minibroker.spark_jobs.source.source import BatchReader, MinibrokerDataSource
+from tests.kafka_clients.programs import spark_connector_jars
 
 RUNS = 3
+KAFKA_CLIENTS = Path(".minibroker/kafka-clients").absolute()
+"""Where `make kafka-clients` keeps what it has downloaded."""
 POOL = 100_000
 
 
@@ -136,7 +140,7 @@ def measure(
     print(
         f"{'M rows/s':10}"
         + "".join(f"{name:>12}" for name in names)
-        + f"{'x engine':>12}{'x tuples':>12}"
+        + "".join(f"{f'x {name}':>12}" for name in names[1:])
         + "".join(f"{f'{name}*':>13}" for name in names)
     )
     for job in (count, columns, parquet):
@@ -153,7 +157,7 @@ def measure(
         print(
             f"{job.__name__:10}"
             + "".join(f"{speed[name]:12.2f}" for name in names)
-            + f"{speed['minibroker'] / speed['engine']:12.2f}{speed['minibroker'] / speed['tuples']:12.2f}"
+            + "".join(f"{speed['minibroker'] / speed[name]:12.2f}" for name in names[1:])
             + "".join(f"{2 * rows / cpu_seconds[name] / 1e6:13.2f}" for name in names)
         )
     print("* M rows per second of two cores' processor time, all processes together: what idle cores would do at best")
@@ -184,6 +188,7 @@ def main() -> None:
     parser.add_argument("--rows", type=int, default=4_000_000)
     parser.add_argument("--value-bytes", type=int, default=100)
     parser.add_argument("--partitions", type=int, default=4)
+    parser.add_argument("--kafka", action="store_true", help="compare with spark-sql-kafka")
     options = parser.parse_args()
     rows = options.rows // options.partitions * options.partitions
     directory = Path(tempfile.mkdtemp(prefix="minibroker-bench-spark-"))
@@ -196,25 +201,23 @@ def main() -> None:
             f"{rows:,} rows of {options.value_bytes} bytes in {options.partitions} partitions, "
             f"produced in {time.perf_counter() - start:.0f} s"
         )
-        spark = spark_session(
-            "bench",
-            master="local[2]",
-            settings={"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"},
-        )
+        settings = {"spark.driver.memory": "2g", "spark.ui.showConsoleProgress": "false"}
+        if options.kafka:
+            settings["spark.jars"] = spark_connector_jars(KAFKA_CLIENTS)
+        spark = spark_session("bench", master="local[2]", settings=settings)
         spark.sparkContext.setLogLevel("ERROR")
         spark.dataSource.register(TupleSource)
         given = {"bootstrap.servers": cluster.bootstrap(), "subscribe": "bench"}
-        measure(
-            spark,
-            {
-                "minibroker": lambda: spark.read.format("minibroker").options(**given).load(),
-                "engine": lambda: spark.read.parquet(str(directory / "engine")),
-                "tuples": lambda: spark.read.format("tuples").options(**given).load(),
-            },
-            rows,
-            directory,
-            [os.getpid(), *(entry.process.pid for entry in cluster.file().brokers if entry.process is not None)],
-        )
+        sources: dict[str, Callable[[], DataFrame]] = {
+            "minibroker": lambda: spark.read.format("minibroker").options(**given).load(),
+            "engine": lambda: spark.read.parquet(str(directory / "engine")),
+            "tuples": lambda: spark.read.format("tuples").options(**given).load(),
+        }
+        if options.kafka:
+            kafka = {"kafka.bootstrap.servers": cluster.bootstrap(), "subscribe": "bench"}
+            sources["kafka"] = lambda: spark.read.format("kafka").options(**kafka).load()
+        pids = [entry.process.pid for entry in cluster.file().brokers if entry.process is not None]
+        measure(spark, sources, rows, directory, [os.getpid(), *pids])
         spark.stop()
     finally:
         if cluster.file_or_none() is not None:

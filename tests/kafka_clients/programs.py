@@ -255,13 +255,16 @@ def console_tools(cache: Path) -> Program:
     return Program(TOOLS, command, strategies=(), verbs=("admin",))
 
 
+def spark_connector_jars(cache: Path) -> str:
+    """Return the jars that spark-sql-kafka needs, for `spark.jars`. Spark brings the other ones."""
+    lib = jars(cache, "org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONNECTOR)
+    return ",".join(str(jar) for jar in sorted(lib.glob("*.jar")) if re.search("kafka|commons-pool2", jar.name))
+
+
 def spark(cache: Path) -> Program:
     import pyspark
 
-    lib = jars(cache, "org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONNECTOR)
-    # Spark brings the other jars.
-    wanted = [str(jar) for jar in sorted(lib.glob("*.jar")) if re.search("kafka|commons-pool2", jar.name)]
-    command = [sys.executable, "-m", "tests.kafka_clients.spark_connector.client", ",".join(wanted)]
+    command = [sys.executable, "-m", "tests.kafka_clients.spark_connector.client", spark_connector_jars(cache)]
     return Program(f"{SPARK_CONNECTOR}, Spark {pyspark.__version__}", command, strategies=(), verbs=("admin",))
 
 
