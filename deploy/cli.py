@@ -384,7 +384,8 @@ def _print_cluster(cluster: LocalCluster, running: ClusterFile, format: Format) 
 
 def _glance(bootstrap: str | None, data: Path) -> status_screen.Glance:
     view, found = view_and_status(bootstrap, data)
-    return status_screen.Glance(found, asyncio.run(ask_end_offsets(view)), time.monotonic())
+    ends = asyncio.run(ask_end_offsets(view))
+    return status_screen.Glance(found, ends, time.monotonic(), len(view.partitions) - len(ends))
 
 
 def _lines_from(path: Path, member: Member, positions: dict[Member, int]) -> list[str]:

@@ -86,7 +86,10 @@ async def details_of(admin: Admin, group: str) -> GroupDetails:
 
 
 async def end_offsets(
-    admin: Admin, topics: Mapping[str, TopicDescription], partitions: Iterable[TopicPartition]
+    admin: Admin,
+    topics: Mapping[str, TopicDescription],
+    partitions: Iterable[TopicPartition],
+    patience_ms: float = PATIENCE_MS,
 ) -> dict[TopicPartition, int]:
     """Return the ends of partitions whose leaders tell them in time."""
     wanted = set(partitions)
@@ -98,7 +101,7 @@ async def end_offsets(
     )
     try:
         found = await admin.list_offsets(
-            dict.fromkeys((name for name in names if name in wanted), "latest"), timeout_ms=PATIENCE_MS
+            dict.fromkeys((name for name in names if name in wanted), "latest"), timeout_ms=patience_ms
         )
     except OffsetErrors as failed:
         found = failed.results

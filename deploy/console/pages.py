@@ -214,6 +214,8 @@ def session_words(broker: BrokerView) -> Content:
         return f"over; last answer at {time_of_day(session.answered_at_ms)}"
     if broker.state in ("alive", "slow") or session.unanswered_for_s is None:
         late = f"; it answers, but not within {SLOW_AFTER_S:g} s" if broker.state == "slow" else ""
+        if broker.is_without_zookeeper:
+            late = "; no connection to ZooKeeper"
         return ("registered" if session.timeout_s is None else f"registered, timeout {session.timeout_s:g} s") + late
     if session.answered_ago_s is None:
         words = ["no answer for at least ", _passing(session.unanswered_for_s, 1)]
@@ -222,7 +224,7 @@ def session_words(broker: BrokerView) -> Content:
     if session.ends_in_s is None:
         return [*words, "; its timeout is not known"]
     if session.ends_in_s < -OVERDUE_S:
-        return [*words, "; still registered, so its session lives: it is slow, and not gone"]
+        return [*words, "; still registered: it is slow, or ZooKeeper ends no sessions"]
     if session.ends_in_s < 0:
         return [*words, "; session should have ended ", _passing(-session.ends_in_s, 1), " ago"]
     return [*words, "; session ends in ", _passing(session.ends_in_s, -1)]

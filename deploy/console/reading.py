@@ -46,7 +46,7 @@ from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
-from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
+from minibroker.deploy.observing.cluster_view import ASK_END_OFFSETS_TIMEOUT_S, SLOW_AFTER_S
 from minibroker.deploy.observing.rights import DENIED, NOBODYS_TOPIC, names_denied
 from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
@@ -57,6 +57,8 @@ CLIENT_ID = "minibroker-console"
 ANSWER_WITHIN_S = SLOW_AFTER_S
 API_TIMEOUT_MS = 1_500
 """A request that one hanging broker has not answered in `ANSWER_WITHIN_S` can still be answered by another."""
+ENDS_WITHIN_MS = ASK_END_OFFSETS_TIMEOUT_S * 1_000
+"""A new leader below min.insync.replicas does not tell the end, and the rest of the page must not wait for it."""
 MAX_ENTRIES = 2_000
 """As many entries of each broker's timeline are kept as the broker itself keeps."""
 _CLUSTER, _TIMELINE, _GROUPS, _RECORDS, _SETTINGS, _SAMPLES = (
@@ -163,7 +165,7 @@ class Reader:
             )
             for partition, one in reassigned.items()
         }
-        ends = await end_offsets(admin, topics, answering)
+        ends = await end_offsets(admin, topics, answering, ENDS_WITHIN_MS)
         return state._replace(ends=ends, sessions=sessions, moves=moves, hides_topics=hides_topics)
 
     async def _may_hide_topics(self, admin: Admin) -> bool:
@@ -324,7 +326,8 @@ class Reader:
             for group, offsets in committed.items()
         }
         answering = _led_by_others(topics, self._contacts.silent)
-        ends = await end_offsets(admin, topics, {p for each in parts.values() for p in each if p in answering})
+        wanted = {p for each in parts.values() for p in each if p in answering}
+        ends = await end_offsets(admin, topics, wanted, ENDS_WITHIN_MS)
         details = []
         for group, partitions in parts.items():
             owners = {p: member.member_id for member in described[group].members for p in member.partitions or ()}
@@ -374,7 +377,7 @@ class Reader:
             for each in topic.partitions
         }
         ends, committed, hides_topics = await asyncio.gather(
-            end_offsets(admin, topics, names), _sampled_offsets(admin), self._may_hide_topics(admin)
+            end_offsets(admin, topics, names, ENDS_WITHIN_MS), _sampled_offsets(admin), self._may_hide_topics(admin)
         )
         lags = None if committed is None else sampled_lags(committed, names, ends)
         sight = Sight(

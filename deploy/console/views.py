@@ -59,6 +59,7 @@ class BrokerView(NamedTuple):
     session: Session
     faults: tuple[str, ...] = ()
     """Those that it was ordered to have, in words."""
+    is_without_zookeeper: bool = False
 
 
 class Cell(NamedTuple):
@@ -127,6 +128,8 @@ class _Seen(NamedTuple):
     cuts: Set[tuple[int, int]]
     """Pairs of brokers of which the first cannot copy from the second by their faults, which do not say on whose side
     the cut is."""
+    without_zookeeper: Set[int]
+    """See `Status.cut_from_zookeeper`."""
 
 
 def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
@@ -140,6 +143,7 @@ def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
         {} if health is None else health.stalled_partitions or {},
         {(name, late.broker) for late in lagging if late.is_in_sync for name in late.partitions},
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
+        set() if health is None else set(health.cut_from_zookeeper),
     )
 
 
@@ -345,6 +349,7 @@ def _brokers(seen: _Seen) -> Iterator[BrokerView]:
             replicas[broker_id] - in_sync[broker_id],
             state.sessions.get(broker_id, NO_SESSION),
             tuple(faults.described(state.faults[broker_id])) if broker_id in state.faults else (),
+            broker_id in seen.without_zookeeper,
         )
 
 

@@ -16,7 +16,7 @@ from minibroker.client.cli.terminal.output import Format, print_json, table_line
 from minibroker.deploy.observing.status import BrokerStatus, Status, some_of
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
-from minibroker.protocol.words import all_of
+from minibroker.protocol.words import all_of, counted
 
 INTERVAL_S = 1.0
 
@@ -26,8 +26,10 @@ class Glance(NamedTuple):
 
     status: Status
     end_offsets: dict[TopicPartition, int]
-    """The ends up to which consumers can read, for the partitions whose leader answered."""
+    """The ends up to which consumers can read, for the partitions whose leader told its end."""
     at_s: float
+    unknown_ends: int = 0
+    """The number of the other partitions."""
 
 
 def status_lines(found: Status) -> list[str]:
@@ -108,16 +110,16 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
         on_terminal = sys.stdout.isatty() and format is Format.TABLE
         with text_in_place() if on_terminal else nullcontext() as show:
             while True:
-                records, rate = _records(before, now)
-                counted = "unknown" if records is None else f"{records:,}, {rate:,.0f}/s"
-                lines = [*status_lines(now.status), f"records: {counted}", *problem_lines(now.status)]
+                lines = [*status_lines(now.status), _records_line(before, now), *problem_lines(now.status)]
                 text = "\n".join([pastable(problem)] if problem else lines)
                 if show is not None:
                     show(text)
                 elif format is Format.TABLE:
                     sys.stdout.write(text + "\n\n")
                 elif not problem:
-                    print_json(status_object(now.status) | {"records": records, "records_per_second": rate})
+                    records, rate = _records(before, now)
+                    known = None if now.unknown_ends else records
+                    print_json(status_object(now.status) | {"records": known, "records_per_second": rate})
                 sys.stdout.flush()
                 time.sleep(INTERVAL_S)
                 try:
@@ -126,9 +128,18 @@ def watch(look: Callable[[], Glance], format: Format) -> None:
                     problem = str(error)
 
 
+def _records_line(before: Glance | None, now: Glance) -> str:
+    records, rate = _records(before, now)
+    if records is None:
+        return "records: unknown"
+    unknown = f" without {counted(now.unknown_ends, 'partition')} of unknown end" if now.unknown_ends else ""
+    return f"records: {records:,}{unknown}, {rate:,.0f}/s"
+
+
 def _records(before: Glance | None, now: Glance) -> tuple[int | None, float | None]:
-    """Return the number of records, and the number written per second. None: unknown."""
-    if now.status.is_unknown or now.status.hides_topics:
+    """Return the number of records in the partitions with known ends, and the number written per second. None:
+    unknown."""
+    if now.status.is_unknown or now.status.hides_topics or (now.unknown_ends and not now.end_offsets):
         return None, None
     return sum(now.end_offsets.values()), 0.0 if before is None else records_per_second(before, now)
 

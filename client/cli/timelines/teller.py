@@ -22,6 +22,7 @@ from minibroker.client.cli.timelines.turns import (
     SILENT,
     STOPS,
     came_back,
+    controller_before,
 )
 from minibroker.client.cli.timelines.words import (
     cut,
@@ -36,7 +37,7 @@ from minibroker.client.cli.timelines.words import (
 from minibroker.protocol.model import NO_LEADER
 from minibroker.protocol.words import all_of, counted
 
-_BACK_WITHIN_MS = 5_000
+_BACK_WITHIN_MS = SIGNS_WITHIN_MS
 """A broker that registers again this soon, and was neither unreachable nor silent, had only lost its session."""
 _CLOCKS_DIFFER_MS = 1_000
 _LATE_MS = 100
@@ -220,7 +221,7 @@ class Teller:
             happened.append(f"{all_of('broker', again)} lost the registration and registered again")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
-            if not happened and (before := self._controller_before(changes[-1])) not in (
+            if not happened and (before := controller_before(self._entries, changes[-1]["epoch"])) not in (
                 None,
                 changes[-1]["controller"],
             ):
@@ -349,8 +350,8 @@ class Teller:
                 sessions = "its session" if len(silent) == 1 else "their sessions"
                 text += (
                     f" It is not recorded that {_brokers(silent)} could not be reached before: ZooKeeper ended "
-                    f"{sessions}, {_SESSION_TIMEOUT} after the last heartbeat, because of a hang or because ZooKeeper "
-                    "was away."
+                    f"{sessions}, {_SESSION_TIMEOUT} after the last heartbeat, because of a hang, because "
+                    "it was cut off from ZooKeeper, or because ZooKeeper was away."
                 )
             yield self._step(turn, 0.0, text)
         yield from self._elections(turn)
@@ -370,22 +371,11 @@ class Teller:
                 known |= {entry.get("broker")} - came_back(self._entries, index, now)
         return [broker for broker in brokers if broker not in known]
 
-    def _controller_before(self, turn: Entry) -> int | None:
-        return next(
-            (
-                entry["controller"]
-                for entry in reversed(self._entries)
-                if entry["epoch"] < turn["epoch"] and entry["event"] not in (*BY_OTHERS, SILENT)
-            ),
-            None,
-        )
-
     def _learned_late(self, before: int, turn: Entry) -> str | None:
         """Return for how long the controller before had no connection to ZooKeeper, if it learned of its successor only
         when it was connected again."""
-        earlier = next(e for e in reversed(self._entries) if e["controller"] == before and e["epoch"] < turn["epoch"])
         for entry in self._entries:
-            of_its_term = entry["event"] == "Resignation" and entry["epoch"] == earlier["epoch"]
+            of_its_term = entry["event"] == "Resignation" and entry["epoch"] == turn["epoch"] - 1
             if of_its_term and entry["controller"] == before and entry["time_ms"] > turn["time_ms"]:
                 away_ms = entry.get("away_ms", 0.0)
                 lost_ms = turn["time_ms"] - entry["time_ms"] + away_ms
@@ -407,11 +397,12 @@ class Teller:
             )
         return (
             f"Broker {before}, the controller until now, has not resigned and was not found unreachable: ZooKeeper "
-            f"ended its session, {_SESSION_TIMEOUT} after its last heartbeat, because it hung or ZooKeeper was away."
+            f"ended its session, {_SESSION_TIMEOUT} after its last heartbeat, because it hung, or was cut off from "
+            "ZooKeeper, or ZooKeeper was away."
         )
 
     def _new_controller(self, turn: Entry) -> Iterator[Step]:
-        before = self._controller_before(turn)
+        before = controller_before(self._entries, turn["epoch"])
         away = None if before is None else self._learned_late(before, turn)
         if before is not None and self._silent([before], turn):
             self._noticed_late = True

@@ -42,8 +42,8 @@ def came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:
 
 def was_whole_between(entries: Sequence[Entry], lost: int, end: int) -> bool:
     """Whether the brokers lost by the entry at `lost` came back, and were in sync again where they had been."""
-    turn = entries[lost]
-    if turn.get("states_omitted") or not victims_of(entries, lost) <= came_back(entries, lost + 1, end):
+    turn, victims = entries[lost], victims_of(entries, lost)
+    if turn.get("states_omitted") or not victims or not victims <= came_back(entries, lost + 1, end):
         return False
     missing = {state["partition"]: set(state.get("isr_before", ())) for state in turn.get("states", [])}
     for entry in entries[lost + 1 : end]:
@@ -92,10 +92,17 @@ def victims_of(entries: Sequence[Entry], index: int) -> set[int]:
     if entry["event"] == STOPS:
         return {entry["broker"]}
     victims = set(entry.get("unreachable", []))
-    before = next(_of_earlier_epochs(entries[:index], entry["epoch"]), None)
-    if before is not None:
-        victims.add(before["broker" if before["event"] in BY_OTHERS else "controller"])
-    return victims
+    before = controller_before(entries[:index], entry["epoch"])
+    return victims if before is None else victims | {before}
+
+
+def controller_before(entries: Sequence[Entry], epoch: int) -> int | None:
+    """Return the controller of the epoch before, which it or others have recorded. None if it is not known: an entry of
+    a still earlier epoch is about another one."""
+    before = next(_of_earlier_epochs(entries, epoch), None)
+    if before is None or before["epoch"] < epoch - 1:
+        return None
+    return int(before["broker" if before["event"] in BY_OTHERS else "controller"])
 
 
 def _of_earlier_epochs(entries: Sequence[Entry], epoch: int) -> Iterator[Entry]:

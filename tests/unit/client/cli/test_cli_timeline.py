@@ -279,14 +279,30 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
     silent, _, gone = (step.text for step in story.steps)
     assert silent == (
         "Broker 1, the controller until now, has not resigned and was not found unreachable: ZooKeeper ended its "
-        "session, `zookeeper.session.timeout.ms` (6 s by default) after its last heartbeat, because it hung or "
-        "ZooKeeper was away."
+        "session, `zookeeper.session.timeout.ms` (6 s by default) after its last heartbeat, because it hung, "
+        "or was cut off from ZooKeeper, or ZooKeeper was away."
     )
     assert gone == (
         "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. It is not recorded that "
         "it could not be reached before: ZooKeeper ended its session, `zookeeper.session.timeout.ms` (6 s by default) "
-        "after the last heartbeat, because of a hang or because ZooKeeper was away."
+        "after the last heartbeat, because of a hang, because it was cut off from ZooKeeper, or because ZooKeeper was "
+        "away."
     )
+
+
+def test_a_former_controller_whose_entries_are_missing_is_not_taken_for_an_earlier_one() -> None:
+    recorder = Recorder()
+    recorder.add(0, 2, 4, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_000, 3, 6, "Startup", brokers=[2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(90_001, 3, 6, "BrokerChange", lost=[1], added=[])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "broker 1 was lost and broker 3 became the controller"
+    assert not any("Broker 2" in step.text for step in story.steps)
+    recorder.add(89_000, 2, 5, "ControllerSuspected", broker=1, lasted_ms=2.0, cause="refused")
+    story = last_failover(sorted(recorder.entries, key=lambda entry: entry["epoch"]))
+    assert story is not None
+    assert any("of broker 2 to broker 1 is lost" in step.text for step in story.steps)
 
 
 def test_of_a_controller_that_resigns_after_its_successor_took_office_a_story_says_how_long_it_had_no_zookeeper() -> (
@@ -324,8 +340,9 @@ def test_a_leader_that_registers_after_the_new_controller_may_have_taken_writes(
     assert "It had lost its connection to ZooKeeper 16,000 ms before." in "".join(step.text for step in story.steps)
 
 
-@pytest.mark.parametrize("is_at_once", [True, False])
-def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(is_at_once: bool) -> None:
+@pytest.mark.parametrize("after_ms", [0, 400, 30_000])
+def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(after_ms: int) -> None:
+    is_at_once = not after_ms
     recorder = Recorder()
     recorder.add(0, 3, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
     states = [state("a-0", (1, 3), ([1, 2, 3], [3]), 2.0), state("a-1", (2, 3), ([1, 2, 3], [3]), 2.0)]
@@ -334,7 +351,7 @@ def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(is_
         90_000, 3, 5, "BrokerChange", lost=[1, 2], added=[1] if is_at_once else [], states=states, sent=sent, total_ms=9
     )
     recorder.add(90_001, 3, 5, "BrokerSilent", broker=2, lasted_ms=10_000.0)
-    recorder.add(90_400, 3, 5, "BrokerChange", lost=[], added=[] if is_at_once else [1])
+    recorder.add(90_000 + after_ms, 3, 5, "BrokerChange", lost=[], added=[] if is_at_once else [1])
     story = last_failover(recorder.entries)
     assert story is not None
     assert story.title == "broker 2 was lost and broker 1 lost the registration and registered again"

@@ -206,10 +206,17 @@ def test_a_broker_that_does_not_answer_counts_down_to_the_end_of_its_session() -
     assert shown(dead)[1] == "over; last answer at 10:30:00 UTC"
 
 
-def test_a_session_that_outlives_its_timeout_is_of_a_slow_broker() -> None:
+def test_a_broker_that_answers_without_zookeeper_has_no_connection_to_it() -> None:
+    state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1])))
+    health = Status([], ControllerStatus(1, 1), None, [], [], cut_from_zookeeper=[2])
+    html = pages.overview_sections(state, Query(), health=health)["brokers"]
+    assert html.count("; no connection to ZooKeeper") == 1
+
+
+def test_a_session_that_outlives_its_timeout_is_of_a_slow_broker_or_zookeeper_is_away() -> None:
     session = Session(26.0, 26.0, 6.0, 0)
     state = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1])), silent=(2,))._replace(sessions={2: session})
-    assert "it is slow, and not gone" in pages.overview_sections(state, Query())["brokers"]
+    assert "it is slow, or ZooKeeper ends no sessions" in pages.overview_sections(state, Query())["brokers"]
     soon = state._replace(sessions={2: session._replace(unanswered_for_s=8.0)})
     assert "session should have ended" in pages.overview_sections(soon, Query())["brokers"]
 

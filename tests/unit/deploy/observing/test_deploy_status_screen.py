@@ -74,20 +74,34 @@ def test_facts_that_no_broker_reports_are_shown_as_unknown() -> None:
 
 
 @pytest.mark.parametrize("format", list(Format))
+@pytest.mark.parametrize(
+    ("glance", "line", "rate"),
+    [
+        (Glance(UNKNOWN, {}, 1.0), "records: unknown\n", None),
+        (Glance(STATUS, {}, 1.0, unknown_ends=3), "records: unknown\n", None),
+        (Glance(STATUS, {ZERO: 5}, 1.0, unknown_ends=1), "records: 5 without 1 partition of unknown end, 0/s\n", 0),
+    ],
+)
 def test_records_that_nobody_can_count_are_unknown_and_not_zero(
-    format: Format, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    glance: Glance,
+    line: str,
+    rate: int | None,
+    format: Format,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     def interrupt(_: float) -> None:
         raise KeyboardInterrupt
 
     monkeypatch.setattr("time.sleep", interrupt)
-    watch(lambda: Glance(UNKNOWN, {}, 1.0), format)
+    watch(lambda: glance, format)
     printed = capsys.readouterr().out
     if format is Format.JSON:
         found = json.loads(printed)
-        assert (found["records"], found["records_per_second"], found["offline_partitions"]) == (None, None, None)
+        assert (found["records"], found["records_per_second"]) == (None, rate)
+        assert found["offline_partitions"] == glance.status.offline_partitions
     else:
-        assert "records: unknown\n" in printed
+        assert line in printed
 
 
 def test_the_rate_counts_partitions_that_were_seen_both_times_and_nothing_twice() -> None:
