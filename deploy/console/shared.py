@@ -88,7 +88,7 @@ class Shared(Generic[T]):
     ) -> None:
         """`read` raises MinibrokerError or TimeoutError if the cluster cannot be read. If it never could, the value is
         what `instead` returns. Without `pace`, only `every_s` counts, and also if `is_urgent`, which is asked as often,
-        returns true."""
+        returns true. The first reading never waits."""
         self._read = read
         self._instead = instead
         self._every_s = every_s
@@ -155,8 +155,9 @@ class Shared(Generic[T]):
             await asyncio.sleep(min(wait_s, self._every_s or wait_s))
 
     def _wait_s(self) -> float:
-        wait_s = self._read_at_s + self._every_s - asyncio.get_running_loop().time()
-        pause_s = 0.0 if self._pace is None else self._pace.pause_s()
+        ago_s = asyncio.get_running_loop().time() - self._read_at_s
+        pause_s = 0.0 if self._pace is None else min(self._pace.pause_s(), MAX_PAUSE_S - ago_s)
+        wait_s = self._every_s - ago_s
         return wait_s if wait_s >= pause_s or self._is_urgent() else pause_s
 
 

@@ -25,7 +25,7 @@ from minibroker.deploy.console.edge import HEADERS, Console, Server, host_name
 from minibroker.deploy.console.faults import Faults
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.sampling import Sampler, Sight
-from minibroker.deploy.console.shared import MAX_KEPT, NOT_IN_TIME, Look, Pace, Readings, Shared
+from minibroker.deploy.console.shared import MAX_KEPT, MAX_PAUSE_S, NOT_IN_TIME, Look, Pace, Readings, Shared
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
@@ -229,6 +229,17 @@ async def test_an_expensive_reading_is_followed_by_a_pause_in_which_the_last_one
     used_s += 1.0
     assert (await shared.soon(60)).number == 2
     assert cluster.reads == 2
+
+
+async def test_the_first_reading_does_not_pay_for_those_of_others() -> None:
+    cluster = Cluster()
+    used_s = 0.0
+    pace = Pace(0.02, lambda: used_s, burst_s=0.0)
+    used_s += 10.0
+    assert pace.pause_s() == MAX_PAUSE_S
+    began_s = asyncio.get_running_loop().time()
+    assert (await Shared(cluster.cluster, 0.0, pace=pace).soon(60)).number == 1
+    assert asyncio.get_running_loop().time() - began_s < MAX_PAUSE_S / 2
 
 
 async def test_a_look_is_taken_beside_a_reading_which_waits_for_the_first_one_only() -> None:
