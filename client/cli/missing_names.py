@@ -16,17 +16,19 @@ from minibroker.protocol.principal import ANONYMOUS
 
 
 async def warnings_of_users(admin: Admin, users: Iterable[str | None], applies: str) -> list[str]:
-    """Return a warning for each user without a password, if others have one. None if this cannot be found out: the
-    caller may not have the right to see users. `applies`: such as "the quota applies"."""
+    """Return a warning for each user without a password, and none if this cannot be found out: the caller may not have
+    the right to see users. `applies`: such as "the quota applies"."""
     asked = [
         name for name in dict.fromkeys(users) if name not in (None, ANONYMOUS.name) and not _is_distinguished(name)
     ]
     if not asked:
         return []
-    known: Iterable[str] = ()
+    known: Iterable[str] | None = None
     with suppress(TimeoutError, BrokerError, NetworkError):
         async with asyncio.timeout(LOOK_S):
             known = await admin.describe_user_scram_credentials()
+    if known is None:
+        return []
     return [
         _warning(
             f"{name!r} is none of the users with a password (`minibroker users list`): {applies} if a client proves "
@@ -34,7 +36,7 @@ async def warnings_of_users(admin: Admin, users: Iterable[str | None], applies: 
             did_you_mean([name], known),
         )
         for name in asked
-        if known and name not in known
+        if name not in known
     ]
 
 

@@ -112,11 +112,11 @@ def test_faults_since_the_last_healthy_state_are_known_without_asking_a_broker(m
         class Asked(Exception):
             pass
 
-        def view(_: Launcher) -> NoReturn:
+        def status(_: Launcher) -> NoReturn:
             raise Asked
 
         with monkeypatch.context() as patched:
-            patched.setattr(Launcher, "view", view)
+            patched.setattr(Launcher, "status", status)
             try:
                 cluster._restore_if_touched()
             except Asked:
