@@ -11,10 +11,10 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Callable, Collection, Iterable, Mapping, Sequence
-from contextlib import suppress
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
 from pathlib import Path
-from typing import NamedTuple, TypedDict
+from typing import NamedTuple, TypedDict, TypeVar
 
 from minibroker.client.admin import Admin
 from minibroker.client.administering.configs import ConfigEntry, ConfigErrors, ConfigResource
@@ -52,6 +52,8 @@ from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition, topic_name_problem
+
+T = TypeVar("T")
 
 CLIENT_ID = "minibroker-console"
 ANSWER_WITHIN_S = SLOW_AFTER_S
@@ -128,25 +130,22 @@ class Reader:
         """`health`: see `views.overview`. Raises MinibrokerError if no broker answers."""
         admin = await self._open(_CLUSTER)
         # What needs no answer to another question is asked at the same time: each may wait for a broker that hangs.
-        known = asyncio.create_task(self._ask_replicas(admin, self._ids))
-        try:
-            description, topics, hides_topics, local = await asyncio.gather(
-                admin.describe_cluster(),
-                admin.describe_topics(),
-                self._may_hide_topics(admin),
-                asyncio.to_thread(self._of_this_machine),
-            )
-        except BaseException as error:
-            known.cancel()
-            await asyncio.wait([known])
-            if isinstance(error, MinibrokerError):
+        async with _asking(self._ask_replicas(admin, self._ids)) as known:
+            try:
+                description, topics, hides_topics, local = await asyncio.gather(
+                    admin.describe_cluster(),
+                    admin.describe_topics(),
+                    self._may_hide_topics(admin),
+                    asyncio.to_thread(self._of_this_machine),
+                )
+            except MinibrokerError:
                 self._contacts.lost()
                 await self._drop(_CLUSTER)
-            raise
-        found, reassigned = await asyncio.gather(
-            self._replicas(admin, [broker.id for broker in description.brokers], known),
-            self._reassignments(admin, topics, description.controller_id),
-        )
+                raise
+            found, reassigned = await asyncio.gather(
+                self._replicas(admin, [broker.id for broker in description.brokers], known),
+                self._reassignments(admin, topics, description.controller_id),
+            )
         behind = {broker_id: _lags(replicas) for broker_id, replicas in found.items()}
         await self._learn_timeouts(admin, self._contacts.unknown(behind))
         state = ClusterState(description, topics, behind, {}, await _min_isr(admin, topics), **local)
@@ -449,6 +448,17 @@ class Reader:
 
 
 Replicas = Mapping[TopicPartition, LogDirReplica]
+
+
+@asynccontextmanager
+async def _asking(question: Coroutine[None, None, T]) -> AsyncIterator[asyncio.Task[T]]:
+    """Ask while the block runs. What has no answer at its end is given up."""
+    task = asyncio.create_task(question)
+    try:
+        yield task
+    finally:
+        task.cancel()
+        await asyncio.wait([task])
 
 
 class _Answers(NamedTuple):
