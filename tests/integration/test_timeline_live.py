@@ -134,6 +134,13 @@ def test_the_last_failover_is_shown_from_the_first_suspicion_to_the_last_leader(
     back = minibroker.ok("timeline", "--bootstrap", minibroker.cluster.bootstrap(), "--format", "json")
     assert killed in {entry["controller"] for entry in _lines(back)}
 
+    # A loss that no controller can record yet is told beside the failover before.
+    minibroker.ok("pause", "zookeeper")
+    minibroker.ok("kill", str(killed))
+    during = minibroker("timeline", "--last-failover")
+    assert f"no later failover is recorded, but broker {killed} does not answer (" in during.err
+    assert during.out.splitlines()[0] == told[0]
+
     # If no broker answers, all entries are read from files.
     minibroker.ok("kill", "all")
     dead = minibroker("timeline", "--failovers")

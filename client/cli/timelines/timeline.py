@@ -7,7 +7,7 @@ import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, NamedTuple
 
 import typer
 
@@ -22,6 +22,7 @@ from minibroker.client.cli.terminal.output import (
     FormatOption,
     UsageError,
     bootstrap_servers,
+    inform,
     note,
     print_json,
     print_table,
@@ -30,6 +31,7 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.cli.terminal.times import hint, parse_time_ms
 from minibroker.client.cli.timelines.failovers import failovers, of_topic
 from minibroker.client.cli.timelines.story import Story
+from minibroker.client.cli.timelines.unfinished import unfinished
 from minibroker.client.cli.timelines.words import date_and_time, entry_lines, milliseconds
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
@@ -39,6 +41,14 @@ FILE = "controller-timeline.jsonl"
 """The file of each broker, in its first log directory."""
 _FOLLOW_INTERVAL_S = 0.5
 _BEGINNING = 0
+
+
+class Known(NamedTuple):
+    entries: Sequence[Entry]
+    is_refused: bool
+    """Whether entries are missing because access control refused them."""
+    unfinished: Sequence[str] = ()
+    """Sentences about brokers that are lost, though no failover is recorded yet."""
 
 
 def timeline(
@@ -87,22 +97,22 @@ def timeline(
     if follow and servers is not None:
         run(_follow(servers, since_ms, files, format))
         return
-    entries, is_refused = run(_read(servers, since_ms, files))
-    _show(entries, asked, number, topic, since, is_refused, format)
-    if is_refused:
+    found = run(_read(servers, since_ms, files))
+    _show(found, asked, number, topic, since, format)
+    if found.is_refused:
         raise typer.Exit(UNHEALTHY)
 
 
 def _show(
-    entries: Sequence[Entry],
+    found: Known,
     asked: Sequence[str],
     number: int | None,
     topic: str | None,
     since: str | None,
-    is_refused: bool,
     format: Format,
 ) -> None:
     """Print the entries, or what is asked of the failovers. Raises MinibrokerError if there is none, UsageError."""
+    entries, is_refused, lost = found
     of_its_topic = entries if topic is None else of_topic(entries, topic)
     if topic is not None:
         if any("states_omitted" in entry for entry in entries):
@@ -119,7 +129,8 @@ def _show(
     if not stories:
         then = "" if since is None else f" since {since}"
         why = "some entries are missing" if is_refused else "no broker was lost while others ran"
-        raise MinibrokerError(f"no failover is {'known' if is_refused else 'recorded'}{then}: {why}")
+        coming = "".join(f"; {sentence}" for sentence in lost)
+        raise MinibrokerError(f"no failover is {'known' if is_refused else 'recorded'}{then}: {why}{coming}")
     if "--failovers" in asked:
         _print_stories(stories, format)
     elif number is None or number == 1:
@@ -128,6 +139,9 @@ def _show(
         _print_story(stories[-number], f"Failover {number}", format)
     else:
         raise UsageError(f"--failover {number}: {counted(len(stories), 'failover')} recorded: see --failovers")
+    if number is None or number == 1:
+        for sentence in lost:
+            inform(f"no later failover is recorded, but {sentence}")
 
 
 def _names_partitions(entry: Entry) -> bool:
@@ -145,21 +159,23 @@ def _since_ms(since: str | None) -> int:
     return time_ms
 
 
-async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> tuple[Sequence[Entry], bool]:
-    """As `with_files`. `bootstrap`: None if only the files are left."""
+async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> Known:
+    """`bootstrap`: None if only the files are left."""
     if bootstrap is None:
         assert files is not None
-        return merged(entries_of_all(files, since_ms)), False
+        return Known(merged(entries_of_all(files, since_ms)), False)
     try:
         async with open_admin(bootstrap) as admin:
             found = await admin.timeline(since_ms)
+            registered = [broker.id for broker in (await admin.describe_cluster()).brokers]
     except NetworkError as error:
         by_broker = {} if files is None else entries_of_all(files, since_ms)
         if not by_broker:
             raise
         sys.stderr.write(pastable(f"the entries are read from the brokers' files: {error}") + "\n")
-        return merged(by_broker), False
-    return with_files(found, files, since_ms)
+        return Known(merged(by_broker), False)
+    entries, is_refused = with_files(found, files, since_ms)
+    return Known(entries, is_refused, [*unfinished(entries, found.errors, registered)])
 
 
 async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: Format) -> None:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -13,7 +12,8 @@ from minibroker.client.administering.timeline import Entry, TimelineRead, merged
 from minibroker.client.cli.terminal.output import run_app
 from minibroker.client.cli.timelines import timeline
 from minibroker.client.cli.timelines.failovers import failovers, last_failover
-from minibroker.client.cli.timelines.timeline import FILE, with_files
+from minibroker.client.cli.timelines.timeline import FILE, Known, with_files
+from minibroker.client.cli.timelines.unfinished import unfinished
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 
@@ -113,8 +113,8 @@ def test_a_timeline_that_some_brokers_refuse_names_them_and_the_right_and_ends_w
     errors = {1: NetworkError("it is not alive"), 2: refused, 3: refused}
     found = TimelineRead(tuple(controller_failover().entries), errors)
 
-    async def read(*_: object) -> tuple[Sequence[Entry], bool]:
-        return with_files(found, None, 0)
+    async def read(*_: object) -> Known:
+        return Known(*with_files(found, None, 0))
 
     monkeypatch.setattr(timeline, "_read", read)
     assert run_app(application(), ["timeline", *words, "--bootstrap", "host:1"]) == 4
@@ -129,6 +129,39 @@ def test_a_timeline_that_some_brokers_refuse_names_them_and_the_right_and_ends_w
     found = TimelineRead(tuple(recorder.entries), {2: refused})
     assert run_app(application(), ["timeline", "--last-failover", "--bootstrap", "host:1"]) == 1
     assert "no failover is known: some entries are missing" in capsys.readouterr().err
+
+
+def test_a_lost_broker_whose_loss_is_not_recorded_yet_is_told_with_the_last_failover(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = controller_failover()
+    recorder.add(60_000, 3, 6, "BrokerChange", added=[1])
+    silent = {2: NetworkError("no answer within 1 s"), 3: BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)}
+    told = [*unfinished(recorder.entries, silent, [1, 2, 3])]
+    assert [sentence.partition(":")[0] for sentence in told] == ["broker 2 does not answer (no answer within 1 s)"]
+    gone = {1: NetworkError("it is not alive")}
+    assert [sentence.partition(",")[0] for sentence in unfinished(recorder.entries, gone, [2, 3])] == [
+        "broker 1 has left the cluster"
+    ]
+    recorder.add(70_000, 3, 6, "BrokerChange", lost=[1], states=[])
+    assert [*unfinished(recorder.entries, gone, [2, 3])] == []
+
+    async def read(*_: object) -> Known:
+        return Known(recorder.entries, False, told)
+
+    monkeypatch.setattr(timeline, "_read", read)
+    for words, is_told in (
+        (["--last-failover"], True),
+        (["--failovers"], True),
+        (["--failover", "2"], False),
+        ([], False),
+    ):
+        assert run_app(application(), ["timeline", *words, "--bootstrap", "host:1"]) == 0
+        hint = "no later failover is recorded, but broker 2 does not answer"
+        assert capsys.readouterr().err.startswith(hint) is is_told
+    recorder.entries = []
+    assert run_app(application(), ["timeline", "--last-failover", "--bootstrap", "host:1"]) == 1
+    assert "; broker 2 does not answer" in capsys.readouterr().err
 
 
 def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_last_leader() -> None:
