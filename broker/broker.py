@@ -429,6 +429,9 @@ class Broker:
         detector.on_suspicion(watch.suspected)
         leadership.start()
         registration.on_session(self._registered)
+        registration.on_lost(
+            lambda state: controller.session_lost(state, self._metadata.controller_epoch, registration.contact())
+        )
 
     def _start_metrics(
         self,

@@ -45,7 +45,7 @@ from minibroker.protocol.messages import (
     ReassignableTopic,
     ReassignableTopicResponse,
 )
-from minibroker.protocol.model import NO_EPOCH, ElectionType, RegisteredBroker, TopicPartition
+from minibroker.protocol.model import NO_EPOCH, ElectionType, RegisteredBroker, TopicPartition, ZooKeeperContact
 from minibroker.protocol.world import SessionState, World, ZooKeeperSession
 
 __all__ = ["Controller", "ControllerSettings", "Probe"]
@@ -196,6 +196,17 @@ class Controller:
         lasted_ms = round(silent_s * 1_000, 3)
         cause = f"broker {broker_id}, which the controller has replaced, was silent for {lasted_ms:,.0f} ms"
         self.timeline.record("BrokerSilent", cause, epoch, {"broker": broker_id, "lasted_ms": lasted_ms})
+
+    # -- for the registration --
+
+    def session_lost(self, state: SessionState, epoch: int, contact: ZooKeeperContact) -> None:
+        """Record in the timeline, once ZooKeeper has ended this broker's session, for how long the broker had no
+        ZooKeeper: the controller sees only that the broker is gone. `epoch` is that of the last controller that this
+        broker knows. A controller's resignation says the same."""
+        if state is SessionState.EXPIRED and self._tenure is None:
+            away_ms = round((contact.away_s or 0.0) * 1_000, 3)
+            cause = f"the ZooKeeper session of broker {self._broker_id} has expired"
+            self.timeline.record("SessionExpired", cause, epoch, {"away_ms": away_ms})
 
     # -- for settings that change --
 

@@ -123,7 +123,7 @@ class Tenure:
     def session_changed(self, state: SessionState) -> None:
         self._access.session_changed()
         if state is SessionState.SUSPENDED:
-            self._away_since_s = self._clock.monotonic()
+            self._away_since_s = self._clock.monotonic() - self.session.silent_s
         elif state is SessionState.CONNECTED:
             self._away_since_s = None
             self._loop.post(events.SessionReconnected(self.epoch))

@@ -165,7 +165,7 @@ class Registration:
 
         self._session: ZooKeeperSession | None = None
         self._lost_at_s: float | None = None
-        """When the connection was lost that is not back yet."""
+        """When ZooKeeper was heard of for the last time, if the connection is lost and not back yet."""
         self._former_session_ids: set[int] = set()
         self._cluster_id: str | None = None
         self._broker_epoch = NO_EPOCH
@@ -320,7 +320,7 @@ class Registration:
             self._lost_at_s = None
         else:
             if self._lost_at_s is None:
-                self._lost_at_s = self._world.clock.monotonic()
+                self._lost_at_s = self._world.clock.monotonic() - session.silent_s
             for listener in self._lost_listeners:
                 listener(state)
 

@@ -26,6 +26,7 @@ KINDS = {
     "ControllerRemoved": "sign",
     "BrokerSuspected": "sign",
     "BrokerSilent": "sign",
+    "SessionExpired": "sign",
     "Resignation": "sign",
     "LeaderAndIsrAnswered": "answer",
     "StopReplicaAnswered": "answer",

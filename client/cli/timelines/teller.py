@@ -18,6 +18,7 @@ from minibroker.client.cli.timelines.story import Step, Story
 from minibroker.client.cli.timelines.turns import (
     BY_OTHERS,
     CONTROLLER_STOPS,
+    SESSION_ENDED,
     SIGNS_WITHIN_MS,
     SILENT,
     STOPS,
@@ -64,6 +65,8 @@ class Teller:
         self._silences = list(silences.values())
         disks = dict(self._find_failed_disks(turns[0]))
         self._disks = list(disks.values())
+        self._ended = {entry["controller"]: entry for entry in self._find_ended_sessions()}
+        """The last entry of each of these brokers."""
         self.first = min([turns[0], *signs, *silences, *disks])
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
@@ -77,11 +80,17 @@ class Teller:
         self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == STOPS
         self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
-        self._began_ms = min([self._noticed_ms, *map(_began_ms, (*self._silences, *self._disks))])
+        self._began_ms = min([self._noticed_ms, *map(_began_ms, (*self._beginnings(), *self._disks))])
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
         steps += [self._step(each, _began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
+        for ended in self._ended.values():
+            text = (
+                f"Broker {ended['controller']} hears from ZooKeeper for the last time. It had no ZooKeeper for "
+                f"{milliseconds(ended['away_ms'])}, and its session ended."
+            )
+            steps.append(self._step(ended, -ended["away_ms"], text))
         for disk in self._disks:
             steps += [
                 Step(self._at(disk, 0.0), disk["controller"], disk["epoch"], "LogDirFailure", text)
@@ -124,7 +133,7 @@ class Teller:
         ran_on = {p for p, leader in former.items() if leader in self._back and last[p]["leader"] != NO_LEADER}
         led: set[tuple[int, int]] = set()
         replacing: set[tuple[int, int]] = set()
-        """Turns with the leaders that they elected for good: of partitions that had lost theirs, and of `ran_on`."""
+        """Turns with the leaders that they elected in the end: of partitions that had lost theirs, and of `ran_on`."""
         for index, state in elections:
             if state is last[state["partition"]] and state["leader"] != NO_LEADER:
                 (replacing if state["partition"] in ran_on else led).add((index, state["leader"]))
@@ -161,7 +170,7 @@ class Teller:
             None if led_ms is None else max([led_ms, *written]),
             short,
             enough_ms,
-            self._noticed_late and not self._silences,
+            self._noticed_late and not self._beginnings(),
             tuple(late),
             max((led_later[p] for p in late), default=None),
             max(left, default=None),
@@ -218,7 +227,9 @@ class Teller:
             why = "" if not full else " (full disk)" if full == lost else f" (full disk of {all_of('broker', full)})"
             happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{why}")
         if again := sorted(gone & self._back):
-            happened.append(f"{all_of('broker', again)} lost the registration and registered again")
+            away_ms = [self._ended[broker]["away_ms"] for broker in again if broker in self._ended]
+            why = f" (no ZooKeeper for {milliseconds(max(away_ms))})" if len(away_ms) == len(again) else ""
+            happened.append(f"{all_of('broker', again)} lost the registration and registered again{why}")
         if changes:
             moved = f"broker {changes[-1]['controller']} became the controller"
             if not happened and (before := controller_before(self._entries, changes[-1]["epoch"])) not in (
@@ -230,13 +241,13 @@ class Teller:
         return " and ".join(happened)
 
     def _only_registered_again(self, first_turn: int) -> set[int]:
-        """Return the brokers that registered again soon and were found neither unreachable nor silent. Their sessions
-        had ended, for instance because ZooKeeper was away."""
+        """Return the brokers that registered again soon, or have recorded that they had only no ZooKeeper, and were
+        found neither unreachable nor silent. Their sessions had ended, for instance because ZooKeeper was away."""
         until_ms = self._entries[self._last_turn]["time_ms"] + _BACK_WITHIN_MS
         soon = [entry for entry in self._entries[first_turn:] if entry["time_ms"] <= until_ms]
         noticed = {entry["broker"] for entry in (*self._signs, *self._silences) if "broker" in entry} | self._stopped
         noticed |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
-        return came_back(soon, 0, len(soon)) - noticed
+        return (came_back(soon, 0, len(soon)) | set(self._ended)) - noticed
 
     # -- the entries of this failover --
 
@@ -267,6 +278,20 @@ class Teller:
                 continue
             if self._is_victim(entry["broker"]):
                 yield index, entry
+
+    def _find_ended_sessions(self) -> Iterator[Entry]:
+        """Yield the entries of victims that had no ZooKeeper when they were lost. One that hung had it until it woke
+        up, and loses it then."""
+        for entry in self._entries:
+            if entry["event"] != SESSION_ENDED or not self._is_victim(entry["controller"]):
+                continue
+            before_ms = [entry["time_ms"] - turn["time_ms"] for turn in self._turns]
+            if any(-_CLOCKS_DIFFER_MS <= each_ms < entry["away_ms"] for each_ms in before_ms):
+                yield entry
+
+    def _beginnings(self) -> list[Entry]:
+        """Return the entries that say since when a victim was not heard, or heard no ZooKeeper."""
+        return [*self._silences, *self._ended.values()]
 
     def _find_failed_disks(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
         """Yield the entries in which victims have reported that they lost log directories, since the failover before:
@@ -364,7 +389,7 @@ class Teller:
     def _silent(self, brokers: Iterable[int], turn: Entry) -> list[int]:
         """Return those brokers that were not found unreachable before, and had not announced their stop."""
         known = {sign["controller"] if sign["event"] == "Resignation" else sign["broker"] for sign in self._signs}
-        known |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
+        known |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]} | set(self._ended)
         now = next(index for index, entry in enumerate(self._entries) if entry is turn)
         for index, entry in enumerate(self._entries[:now]):
             if entry["event"] == STOPS and turn["time_ms"] - entry["time_ms"] <= SIGNS_WITHIN_MS:
@@ -458,6 +483,8 @@ def _brokers(ids: Sequence[int]) -> str:
 
 def _began_ms(entry: Entry) -> int:
     """Return the time at which the recorded event began: for a suspicion, when the connection was lost."""
+    if entry["event"] == SESSION_ENDED:
+        return int(entry["time_ms"] - round(entry["away_ms"]))
     return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))
 
 

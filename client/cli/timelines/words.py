@@ -76,6 +76,11 @@ def sentence(entry: Entry) -> str:
                 f"Broker {entry['controller']} hears from {broker} for the last time. After that, fetches between the "
                 f"two go unanswered, for {milliseconds(entry['lasted_ms'])}."
             )
+        case "SessionExpired":
+            return (
+                f"Broker {entry['controller']} learns that its ZooKeeper session has ended. It had lost its connection "
+                f"to ZooKeeper {milliseconds(entry['away_ms'])} before."
+            )
         case "BrokerSuspected":
             return f"The controller, {me}, cannot reach {broker} ({_reason(entry)}), and removes its registration."
         case "BrokerChange":

@@ -144,6 +144,27 @@ async def test_a_controller_whose_session_ended_reports_for_how_long_zookeeper_w
     assert sentence(resignation).endswith(" had lost its connection to ZooKeeper 9,000 ms before.")
 
 
+@run_by(on_virtual_loop, seed=9)
+async def test_the_report_of_a_broker_that_was_cut_from_zookeeper_says_for_how_long() -> None:
+    cluster = await _start_cluster()
+    [controller] = cluster.active_controllers()
+    away = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
+    session = session_of(cluster, away)
+    session.suspend()
+    await asyncio.sleep(9)  # the session lasts for 6
+    session.resume()
+    await cluster.until(lambda: session.state is SessionState.EXPIRED)
+    await cluster.until(lambda: all(away in cluster.state(p).isr for p in PARTITIONS))
+    [ended] = [entry for entry in (await _read(cluster)).entries if entry["event"] == "SessionExpired"]
+    assert (ended["controller"], ended["epoch"]) == (away, 1)
+    assert 9_000 <= ended["away_ms"] <= 9_500
+    story = await _story(cluster)
+    without = f"no ZooKeeper for {milliseconds(ended['away_ms'])}"
+    assert story.title == f"broker {away} lost the registration and registered again ({without})"
+    assert story.steps[0].text.endswith(f" It had {without}, and its session ended.")
+    assert not story.noticed_late
+
+
 @run_by(on_virtual_loop)
 async def test_neither_the_stop_of_a_whole_cluster_nor_its_start_is_a_failover() -> None:
     cluster = await _start_cluster()

@@ -14,7 +14,7 @@ from minibroker.client.cli.timelines import timeline
 from minibroker.client.cli.timelines.failovers import failovers, last_failover
 from minibroker.client.cli.timelines.timeline import FILE, Known, with_files
 from minibroker.client.cli.timelines.unfinished import unfinished
-from minibroker.client.cli.timelines.words import SHOWN, entry_lines, state_lines, tell
+from minibroker.client.cli.timelines.words import SHOWN, entry_lines, sentence, state_lines, tell
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 
 NOON_MS = 1_795_348_800_000
@@ -356,6 +356,38 @@ def test_of_a_controller_that_resigns_after_its_successor_took_office_a_story_sa
     hung = last_failover(recorder.entries)
     assert hung is not None
     assert "ZooKeeper ended its session" in hung.steps[0].text
+
+
+def test_the_story_of_a_broker_that_had_no_zookeeper_says_so_and_begins_then() -> None:
+    recorder = Recorder()
+    recorder.add(0, 3, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    states = [state("a-0", (2, 3), ([2, 3], [3]), 2.0)]
+    recorder.add(90_000, 3, 5, "BrokerChange", lost=[2], added=[], states=states)
+    before = last_failover(recorder.entries)
+    assert before is not None
+    assert (before.title, before.noticed_late) == ("broker 2 was lost", True)
+    cause = "the ZooKeeper session of broker 2 has expired"
+    recorder.add(190_000, 2, 5, "SessionExpired", cause=cause, away_ms=106_000.0)
+    recorder.add(190_010, 3, 5, "BrokerChange", lost=[], added=[2])
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "broker 2 lost the registration and registered again (no ZooKeeper for 106,000 ms)"
+    assert [(step.at_ms, step.broker) for step in story.steps[:2]] == [(0.0, 2), (6_000.0, 3)]
+    assert story.steps[0].text == (
+        "Broker 2 hears from ZooKeeper for the last time. It had no ZooKeeper for 106,000 ms, and its session ended."
+    )
+    assert "because of a hang" not in " ".join(step.text for step in story.steps)
+    assert sentence(recorder.entries[2]) == (
+        "Broker 2 learns that its ZooKeeper session has ended. It had lost its connection to ZooKeeper 106,000 ms "
+        "before."
+    )
+    assert story.ending() == (
+        "In all: broker 2 may have run on, and have taken writes in 1 partition until replaced."
+    ), "it is no loss, although it was away for longer than a minute"
+    recorder.entries[2]["away_ms"] = 20.0  # it hung, and woke up
+    hung = last_failover(recorder.entries)
+    assert hung is not None
+    assert (hung.title, len(hung.steps)) == (before.title, len(before.steps))
 
 
 def test_a_leader_that_registers_after_the_new_controller_may_have_taken_writes() -> None:
