@@ -32,7 +32,7 @@ def _remedy(failures: Collection[Exception]) -> str:
     """Return what to do, or an empty string if the reasons say it: a handshake that fails names its remedy, and it does
     not help to start brokers."""
     if any(isinstance(error, RequestTimedOut) for error in failures):
-        return "Brokers were reached, so they may wait for ZooKeeper: see `minibroker status`"
+        return "Brokers were reached, so they hang or wait for ZooKeeper: see `minibroker status`"
     if all(isinstance(error, HandshakeFailed) for error in failures):
         return ""
     if all(isinstance(error, HandshakeFailed | NotServed | InvalidMessage) for error in failures):

@@ -208,7 +208,8 @@ def _slow_still(late: SlowFollower, state: ClusterState) -> SlowFollower | None:
 def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool) -> BrokerStatus:
     """Processes are known at once, `health` some seconds later, and the end of a registration between the two."""
     broker_id, answers = health.id, health.id in state.behind
-    is_gone = broker_id in state.gone or (not health.alive and broker_id not in state.paused | state.running)
+    is_alive = health.alive or (health.is_missing and is_registered)
+    is_gone = broker_id in state.gone or (not is_alive and broker_id not in state.paused | state.running)
     is_paused = broker_id in state.paused or (health.paused and broker_id not in state.gone | state.running)
     # Of one that was started or resumed since, nothing is known yet but its registration.
     is_back = not is_gone and not is_paused and (not health.alive or health.paused)

@@ -31,6 +31,7 @@ from minibroker.protocol.apis import (
     METADATA,
     Api,
 )
+from minibroker.protocol.connections.rpc import RequestTimedOut
 from minibroker.protocol.errors import ErrorCode, MinibrokerError, error_of
 from minibroker.protocol.messages import (
     LATEST_TIMESTAMP,
@@ -78,6 +79,9 @@ class ClusterView(NamedTuple):
     """The addresses at which a broker answered."""
     answer_s: Mapping[Address, float] = MappingProxyType({})
     """Seconds that each answer took, without those for opening the connection."""
+    failures: Mapping[Address, MinibrokerError] = MappingProxyType({})
+    """Why the brokers at the other addresses did not answer, if `examine` has asked them: RequestTimedOut if the
+    connection was accepted."""
     uninformed: frozenset[Address] = frozenset()
     """The addresses of answering brokers that have not heard from a controller since their start. Other brokers may
     still report the run before: a registration outlives the process for seconds."""
@@ -133,6 +137,15 @@ class ClusterView(NamedTuple):
     def silent(self) -> list[int]:
         """Return the registered brokers that did not answer."""
         return [broker_id for broker_id, address in self.brokers.items() if address not in self.answered]
+
+    def hanging(self) -> list[Address]:
+        """Return the addresses at which connections are accepted and requests are not answered."""
+        return [address for address, error in self.failures.items() if isinstance(error, RequestTimedOut)]
+
+    def missing(self) -> list[int]:
+        """Return the brokers that have replicas and are neither registered nor answer."""
+        with_replicas = {broker for state in self.partitions.values() for broker in state.replica_nodes}
+        return sorted(with_replicas - self.brokers.keys() - self.unregistered.keys())
 
     def slow(self) -> dict[int, float]:
         """Return the registered brokers that were slow to answer, with the seconds that the answer took."""

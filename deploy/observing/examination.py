@@ -27,8 +27,8 @@ from minibroker.deploy.observing.cluster_view import (
 from minibroker.deploy.observing.commits import with_stalls
 from minibroker.deploy.observing.rights import with_missing_rights
 from minibroker.protocol.apis import DESCRIBE_HEALTH, DESCRIBE_LOG_DIRS, METADATA
-from minibroker.protocol.connections.rpc import Connection
-from minibroker.protocol.errors import MinibrokerError
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut
+from minibroker.protocol.errors import MinibrokerError, NetworkError
 from minibroker.protocol.messages import (
     DescribeHealthRequest,
     DescribeHealthResponse,
@@ -57,6 +57,8 @@ class _Broker:
 
     def __init__(self) -> None:
         self.metadata: MetadataResponse | None = None
+        self.failure: MinibrokerError | None = None
+        """Why there is no `metadata`. None: it has been asked until now."""
         self.answer_s = 0.0
         """Without opening the connection: clients keep theirs."""
         self.health: DescribeHealthResponse | None = None
@@ -121,6 +123,7 @@ async def examine(
         stalls=detailed.stalls,
         missing_rights=detailed.missing_rights,
         hidden_topics=detailed.hidden_topics,
+        failures={address: one.failure for address, one in brokers.items() if one.failure is not None},
         health={broker: health for broker, (_, health) in told.items()},
         unregistered={broker: address for broker, (address, _) in told.items() if broker not in view.brokers},
     )
@@ -134,9 +137,12 @@ def _view(brokers: Mapping[Address, _Broker], access: Access) -> ClusterView:
 
 async def _ask(address: Address, access: Access, found: _Broker, has_news: asyncio.Event) -> None:
     clock = asyncio.get_running_loop().time
+    where, no_answer = f"{address[0]}:{address[1]}", f"no answer within {ASK_TIMEOUT_S:g} s"
+    is_open = False
     try:
         async with asyncio.timeout(ASK_TIMEOUT_S) as limit:
             connection = await access.open(address, ASK_TIMEOUT_S)
+            is_open = True
             try:
                 asked_s = clock()
                 metadata = await connection.request(METADATA, MetadataRequest(None), timeout_s=ASK_TIMEOUT_S)
@@ -147,9 +153,16 @@ async def _ask(address: Address, access: Access, found: _Broker, has_news: async
             finally:
                 connection.close()
                 await connection.wait_closed()
-    except (TimeoutError, MinibrokerError):
-        pass  # what it has not answered is missing
+    except TimeoutError:
+        text = (
+            f"{where} accepts connections, but gives {no_answer}" if is_open else f"connecting to {where}: {no_answer}"
+        )
+        found.failure = RequestTimedOut(text) if is_open else NetworkError(text)
+    except MinibrokerError as error:
+        found.failure = error
     finally:
+        if found.metadata is not None:
+            found.failure = None  # only a part of its answers is missing
         has_news.set()
 
 

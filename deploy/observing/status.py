@@ -49,7 +49,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     pid: int | None
     """None if it does not run, or was not started here."""
     alive: bool
-    port: int
+    port: int | None
+    """None if it is missing."""
     paused: bool
     registered: bool | None
     """Whether the controller knows this run of it as a live broker. None: unknown."""
@@ -66,7 +67,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     silent: bool = False
     """Whether it runs and did not answer just now."""
     is_elsewhere: bool = False
-    """Whether it was not started here: only its registration is known."""
+    """Whether it was not started here: only its registration is known, and of one that is missing its replicas."""
     unanswered_partitions: list[str] = []
     """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait until another broker leads."""
     leaving: bool = False
@@ -89,6 +90,11 @@ class BrokerStatus(msgspec.Struct, frozen=True):
         if led and not self.is_elsewhere:
             led += ", whose writes wait"
             wait = "wait for the end of its ZooKeeper session"
+        if self.is_missing:
+            return (
+                f"broker {self.id} has replicas, but is not in the cluster: it has stopped, hangs or does not reach "
+                "ZooKeeper; look where it runs"
+            )
         if not self.alive and self.leaving:
             return f"broker {self.id} is not running and leaves the cluster: `minibroker brokers remove {self.id}`"
         if not self.alive:
@@ -124,6 +130,11 @@ class BrokerStatus(msgspec.Struct, frozen=True):
                 f"{SLOW_AFTER_S:g} s){remedy}"
             )
         return None
+
+    @property
+    def is_missing(self) -> bool:
+        """Whether only its replicas are known: it is not registered, and was not started here."""
+        return self.is_elsewhere and not self.alive
 
     def _lost_zookeeper(self) -> str:
         """Return for how long it has had no connection to ZooKeeper, in words; empty if that is nothing to tell."""
@@ -203,6 +214,8 @@ class Status(msgspec.Struct, frozen=True):
     """Names of topics, and prefixes with a star, that DENY entries hide. Lists are None as without a right."""
     principal: str | None = None
     """Who lacks rights. None: only the brokers know."""
+    hanging: list[str] = []
+    """`HOST:PORT` at which connections are accepted and not answered, and no broker is registered."""
 
     @property
     def is_unknown(self) -> bool:
@@ -259,16 +272,20 @@ class Status(msgspec.Struct, frozen=True):
                     f"broker {broker.id} has taken its log directory {path} offline ({reason}): {repair}, then restart "
                     "the broker"
                 )
+        found += [
+            f"the broker at {address} accepts connections but does not answer: it hangs; look where it runs"
+            for address in self.hanging
+        ]
         if self.missing_rights:
             found.append(rights.told(self.missing_rights, self.principal))
         if self.hidden_topics:
             found.append(rights.hidden(self.hidden_topics, self.principal))
         if self.is_unknown:
             runs = not self.brokers or any(broker.alive and not broker.paused for broker in self.brokers)
-            remedy = "see `minibroker logs all`" if runs else self._remedy([broker.id for broker in self.brokers])
+            remedy = self._logs() if runs else self._remedy([broker.id for broker in self.brokers])
             found.append(f"no broker that knows the controller and the partitions answers: {remedy}")
         elif self.controller.id is None:
-            remedy = "see `minibroker logs all`" if zookeeper is None else zookeeper[1]
+            remedy = self._logs() if zookeeper is None else zookeeper[1]
             found.append(f"no broker that answers knows a controller: {remedy}")
         if self.offline_partitions:
             found.append(f"{some_of(self.offline_partitions)} without a leader: {self._remedy(self.offline_isr)}")
@@ -286,7 +303,7 @@ class Status(msgspec.Struct, frozen=True):
             by_awaited.setdefault(tuple(brokers), []).append(name)
         for awaited, names in by_awaited.items():
             them = " or ".join(map(str, awaited))
-            see = "see " + listed(f"`minibroker logs {broker}`" for broker in awaited)
+            see = self._logs(awaited)
             if any(broker in self.faults for broker in awaited):
                 see = "`minibroker heal` ends the injected faults"
             elif paused := [broker.id for broker in self.brokers if broker.paused and broker.id in awaited]:
@@ -301,6 +318,14 @@ class Status(msgspec.Struct, frozen=True):
             heal = "`minibroker heal` ends the injected faults" if involved else None
             found.append(slow.sentence(some_of(slow.partitions), heal))
         return found
+
+    def _logs(self, brokers: Sequence[int] = ()) -> str:
+        """Return where to look for the cause of a problem of these brokers, or of all."""
+        if any(not broker.is_elsewhere for broker in self.brokers if not brokers or broker.id in brokers):
+            return "see " + listed(f"`minibroker logs {broker}`" for broker in brokers or ("all",))
+        if len(brokers) == 1:
+            return f"look where broker {brokers[0]} runs"
+        return f"look where {all_of('broker', brokers) if brokers else 'the brokers'} run"
 
     def _zookeeper_problem(self) -> tuple[str, str] | None:
         """Return why no broker reaches ZooKeeper, and the remedy. None: some may reach it."""
@@ -338,7 +363,7 @@ class Status(msgspec.Struct, frozen=True):
             return f"{zookeeper[1]}, then {rest}"
         known = {broker.id: broker for broker in self.brokers}
         here = [known[broker] for broker in sorted(needed) if broker in known]
-        elsewhere = [broker for broker in sorted(needed) if broker not in known]
+        missing = [broker for broker in sorted(needed) if broker not in known or known[broker].is_missing]
         # Faults of any broker may keep a running one out; one that is down or paused is out for that.
         may_be_faults = any(broker.id in self.faults or (broker.alive and not broker.paused) for broker in here)
         may_be_faults = bool(self.faults) and (may_be_faults or not needed)
@@ -355,10 +380,10 @@ class Status(msgspec.Struct, frozen=True):
         remedies += [
             f"`minibroker brokers remove {broker.id}`" if broker.leaving else f"`minibroker start {broker.id}`"
             for broker in here
-            if not broker.alive
+            if not broker.alive and not broker.is_missing
         ]
-        if elsewhere:
-            remedies.append(f"start {all_of('broker', elsewhere)}")
+        if missing:
+            remedies.append(f"bring {all_of('broker', missing)} back")
         if not remedies:
             return "wait"
         return listed(remedies) + (f", {after}" if after and not has_failed_disk else "")
@@ -435,12 +460,14 @@ def status_of_view(
     """Return the status of a cluster elsewhere, whose processes are unknown: brokers that are registered
     or answer count as alive.
     `principal`: who has asked, if known."""
-    return replace(_status(_elsewhere(view, offline_log_dirs), None, view, view), principal=principal)
+    unregistered = {*view.hanging()}.difference(view.brokers.values())
+    hanging = [f"{host}:{port}" for host, port in sorted(unregistered)]
+    return replace(_status(_elsewhere(view, offline_log_dirs), None, view, view), principal=principal, hanging=hanging)
 
 
 def _elsewhere(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]) -> list[BrokerStatus]:
     silent, slow = view.silent(), view.slow()
-    return [
+    present = [
         BrokerStatus(
             id=broker,
             pid=None,
@@ -456,8 +483,13 @@ def _elsewhere(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]
             slow_answer_s=slow.get(broker),
             **_told(view, broker),
         )
-        for broker, address in sorted({**view.unregistered, **view.brokers}.items())
+        for broker, address in {**view.unregistered, **view.brokers}.items()
     ]
+    missing = [
+        BrokerStatus(broker, None, alive=False, port=None, paused=False, registered=False, leaders=0, is_elsewhere=True)
+        for broker in view.missing()
+    ]
+    return sorted((*present, *missing), key=lambda broker: broker.id)
 
 
 class _Told(TypedDict, total=False):

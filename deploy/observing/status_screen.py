@@ -81,6 +81,8 @@ def fault_lines(found: Status) -> list[str]:
 def _state(broker: BrokerStatus) -> str:
     if broker.recovery is not None:
         return f"recovering: {broker.recovery}"
+    if broker.is_missing:
+        return "missing"
     state = "paused" if broker.paused else "running" if broker.alive else "not running"
     answer = ", no answer" if broker.silent else ", slow to answer" if broker.slow_answer_s is not None else ""
     zookeeper = ", without ZooKeeper" if broker.has_lost_zookeeper else ""

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import socket
 from pathlib import Path
 
 import pytest
@@ -91,7 +92,7 @@ NOBODY = ["--bootstrap", "127.0.0.1:1"]
         (["up", "--base-port", "65536"], 2, "less than or equal to 65535"),
         (["up", "--override", "num.partitions"], 2, "--override 'num.partitions': give NAME=VALUE"),
         (["up", "--override", "log.dirs=/tmp"], 2, "--override log.dirs: it is set by `up`; give --data"),
-        (["status", *NOBODY], 1, "no broker answers at 127.0.0.1:1"),
+        (["status", *NOBODY], 1, "no broker answers at 127.0.0.1:1: connecting to 127.0.0.1:1: Connection refused"),
         (["status", "--bootstrap", "localhost:port"], 2, "from 1 to 65535"),
     ],
 )
@@ -104,6 +105,18 @@ def test_a_mistake_is_one_line_with_the_remedy_and_the_right_exit_code(
     assert printed.err.startswith("error: ")
     assert printed.err.count("\n") == 1
     assert said in printed.err
+
+
+@pytest.mark.slow
+def test_a_cluster_of_which_only_a_broker_that_hangs_is_named_is_not_said_to_be_down(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    with socket.create_server(("127.0.0.1", 0)) as hangs:
+        at = f"127.0.0.1:{hangs.getsockname()[1]}"
+        assert run_app(application(), ["status", "--bootstrap", at]) == 3
+    told = capsys.readouterr().err
+    assert f"no broker answers at {at}: {at} accepts connections, but gives no answer within 2 s. It hangs" in told
+    assert "start" not in told
 
 
 @pytest.mark.parametrize(

@@ -329,6 +329,15 @@ def test_a_process_that_was_started_or_resumed_since_is_not_said_to_be_down() ->
         ]
 
 
+def test_a_missing_broker_elsewhere_that_has_registered_since_is_not_missing() -> None:
+    topic = _topic("orders", _partition(0, 1, [1, 2, 3], [1, 3]))
+    health = _status(alive=False, registered=False, is_elsewhere=True)
+    assert [each.split(",")[0] for each in still_true(health, _state(topic, alive=(1, 3))).problems()] == [
+        "broker 2 has replicas"
+    ]
+    assert still_true(health, _state(topic)).problems() == []
+
+
 def test_a_broker_that_has_answered_since_is_neither_silent_nor_slow() -> None:
     state = _state(_topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3])))
     for health in (_status(silent=True, unanswered_partitions=["orders-0"]), _status(slow_answer_s=1.5)):

@@ -64,6 +64,13 @@ async def test_a_look_at_a_cluster_with_a_broker_that_hangs_ends_within_three_se
                 assert found.view.silent() == [hanging]
                 assert sorted(found.view.health) == sorted(found.offline_log_dirs) == sorted({0, 1, 2} - {hanging})
                 assert found.view.stalls == {TopicPartition("orders", 0): [hanging]}
+            alone, took_s = await look(world, [ADDRESSES[hanging]])
+            assert took_s < 3
+            assert (alone.view.is_unknown, alone.view.hanging()) == (True, [ADDRESSES[hanging]])
+            session_s = 6
+            await asyncio.sleep(session_s)
+            found, _ = await look(world, ADDRESSES)
+            assert (found.view.missing(), found.view.hanging()) == ([hanging], [ADDRESSES[hanging]])
             cluster.resume_broker(hanging)
             await waiting
 

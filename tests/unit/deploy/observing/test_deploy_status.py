@@ -21,7 +21,8 @@ from minibroker.protocol.acls import (
     AclResourceType,
     ResourcePattern,
 )
-from minibroker.protocol.errors import ErrorCode
+from minibroker.protocol.connections.rpc import RequestTimedOut
+from minibroker.protocol.errors import ErrorCode, NetworkError
 from minibroker.protocol.messages import (
     DescribeHealthResponse,
     LaggingFollower,
@@ -201,9 +202,9 @@ def test_a_follower_for_which_writes_wait_is_a_problem_though_it_is_in_sync() ->
     assert status.is_any_partition_in_trouble
     assert problem_lines(status) == [
         "orders-0, orders-2 with records that broker 2, in the ISR, has not copied for 2 s or longer: acks=all waits "
-        "until it does or leaves the ISR (replica.lag.time.max.ms); see `minibroker logs 2`",
+        "until it does or leaves the ISR (replica.lag.time.max.ms); look where broker 2 runs",
         "orders-1 with records that broker 2 or 3, in the ISR, has not copied for 2 s or longer: acks=all waits "
-        "until it does or leaves the ISR (replica.lag.time.max.ms); see `minibroker logs 2` and `minibroker logs 3`",
+        "until it does or leaves the ISR (replica.lag.time.max.ms); look where brokers 2 and 3 run",
     ]
     assert status_object(status)["stalled_partitions"] == {"orders-0": [2], "orders-1": [2, 3], "orders-2": [2]}
 
@@ -594,13 +595,21 @@ def test_a_paused_broker_without_a_missing_replica_is_not_resumed_for_it() -> No
     assert stalled.endswith("(replica.lag.time.max.ms); `minibroker resume 2`")
 
 
-def test_a_broker_elsewhere_that_is_not_registered_is_to_be_started_there() -> None:
+def test_a_broker_elsewhere_that_is_not_registered_is_missing_and_looked_for_where_it_runs() -> None:
     view = merge([answer(brokers=(1, 2), partitions={0: (1, 1, [1, 2]), 1: (-1, 1, [3])})])
-    problems = status_of_view(view._replace(answered=frozenset(view.brokers.values()))).problems()
-    assert problems == [
-        "orders-1 without a leader: start broker 3",
-        "orders-0, orders-1 with replicas missing from the ISR: start broker 3, then wait",
+    view = view._replace(
+        answered=frozenset(view.brokers.values()),
+        failures={("host", 9094): RequestTimedOut("no answer"), ("other", 9094): NetworkError("refused")},
+    )
+    status = status_of_view(view)
+    assert status.problems() == [
+        "broker 3 has replicas, but is not in the cluster: it has stopped, hangs or does not reach ZooKeeper; look "
+        "where it runs",
+        "the broker at host:9094 accepts connections but does not answer: it hangs; look where it runs",
+        "orders-1 without a leader: bring broker 3 back",
+        "orders-0, orders-1 with replicas missing from the ISR: bring broker 3 back, then wait",
     ]
+    assert status_lines(status)[3].split() == ["3", "-", "-", "missing", "0"]
 
 
 def test_a_broker_that_answers_late_is_slow_and_says_how_long_it_took() -> None:
