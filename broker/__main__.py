@@ -30,6 +30,8 @@ from minibroker.broker.broker import Broker
 from minibroker.broker.faults.fault_file import FaultFile
 from minibroker.broker.faults.faulty_world import FaultyWorld
 from minibroker.broker.freed_memory import return_freed_memory
+from minibroker.broker.metrics.disk_times import TimedWorld
+from minibroker.broker.metrics.running_time import RunningTime
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.credentials import zookeeper_digest, zookeeper_tls
 from minibroker.broker.settings.parsing import broker_config, read_properties
@@ -37,7 +39,6 @@ from minibroker.broker.settings.types import InvalidConfig
 from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.words import printable
-from minibroker.protocol.world import World
 from minibroker.protocol.world.real import RealWorld
 
 logger = logging.getLogger("minibroker.broker")
@@ -74,7 +75,7 @@ def _parse(arguments: Sequence[str]) -> tuple[BrokerConfig, str | None]:
     return broker_config(values), parsed.faults
 
 
-async def _run(config: BrokerConfig, world: World) -> None:
+async def _run(config: BrokerConfig, world: TimedWorld) -> None:
     broker = Broker(world, config, ProcessCollector(registry=None).collect)
     stopping, hurry = asyncio.Event(), asyncio.Event()
 
@@ -236,7 +237,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
         contexts = zookeeper_tls(config)
         if contexts is not None:
             zookeeper.encrypt(contexts)
-        uvloop.run(_run(config, world))
+        with RunningTime(real.clock.monotonic) as running:
+            timed = TimedWorld(world, config.log_directories(), running.seconds)
+            if isinstance(world, FaultyWorld):
+                world.on_healed_disk(timed.disk_times.healed)
+            uvloop.run(_run(config, timed))
     except MinibrokerError as error:
         _say_error(str(error))
         status = 1

@@ -83,7 +83,6 @@ from minibroker.protocol.world import (
     ConnectionLoss,
     Network,
     SessionExpired,
-    World,
     ZooKeeperError,
     ZooKeeperSession,
 )
@@ -100,12 +99,14 @@ class Broker:
     """One broker on a World. `start` it, then `serve` until it fails or until `stop`. The only class that knows all
     parts."""
 
-    def __init__(self, world: World, config: BrokerConfig, of_process: Callable[[], Iterable[Metric]] = tuple) -> None:
+    def __init__(
+        self, world: TimedWorld, config: BrokerConfig, of_process: Callable[[], Iterable[Metric]] = tuple
+    ) -> None:
         """`of_process`: further metrics to serve, of the process."""
         self.config = config
         self._of_process = of_process
         self.ports: dict[str, int] = {}
-        self._world = world = TimedWorld(world, config.log_directories())
+        self._world = world
         self._supervisor = Supervisor()
         self._metadata = MetadataCache()
         self._timer = Timer()

@@ -44,6 +44,18 @@ class FaultyWorld:
         self.random: Random = world.random
         file.start()
 
+    def on_healed_disk(self, listener: Callable[[str], None]) -> None:
+        """Call `listener` with each log directory whose faults have ended, in the thread that reads the file."""
+        faulty = set(self._file.current.disks)
+
+        def changed(faults: Faults) -> None:
+            for healed in faulty - faults.disks.keys():
+                listener(healed)
+            faulty.clear()
+            faulty.update(faults.disks)
+
+        self._file.on_change(changed)
+
     def new_executor(self, name: str) -> Executor:
         return self._world.new_executor(name)
 

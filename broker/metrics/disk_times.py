@@ -4,11 +4,14 @@ A write that takes seconds stops the whole broker, since records are written on 
 the topics with durability=synced. When the disk answers again, nothing shows why clients have waited. So a World whose
 disk measures each write and flush is put below all parts, and slow ones are remembered for WINDOW_S.
 
+Only time in which the process runs counts (`running_time`): a broker that is stopped during a call has no slow disk.
+
 Rejected: measuring in the log (a dozen places write files); the lag of the event loop (it does not name the disk).
 """
 
 from __future__ import annotations
 
+import math
 from collections import deque
 from collections.abc import Callable, Coroutine, Iterator, Sequence
 from random import Random
@@ -45,15 +48,17 @@ class _Ended(NamedTuple):
 class DiskTimes:
     """Worker threads add calls as well; all that is shared changes in single steps."""
 
-    def __init__(self, log_dirs: Sequence[str], monotonic: Callable[[], float]) -> None:
-        self.monotonic = monotonic
+    def __init__(self, log_dirs: Sequence[str], running_s: Callable[[], float]) -> None:
+        self.running_s = running_s
+        self._healed_s = dict.fromkeys(log_dirs, -math.inf)
+        """When injected faults of the disk ended. Time before is not counted."""
         self._ended = {path: deque[_Ended](maxlen=MOST_REMEMBERED) for path in log_dirs}
         self._flushes: dict[object, tuple[str, float]] = {}
         """The paths and beginnings of those under way."""
         self.totals = dict.fromkeys(log_dirs, 0)
 
     def ended(self, path: str, call: str, began_s: float) -> None:
-        now_s = self.monotonic()
+        now_s = self.running_s()
         log_dir = self._log_dir(path) if now_s - began_s >= SLOW_S else None
         if log_dir is not None:
             self._ended[log_dir].append(_Ended(now_s, now_s - began_s, call))
@@ -61,7 +66,7 @@ class DiskTimes:
 
     def flush(self, path: str, flush: Callable[[], None]) -> None:
         """Call `flush`, which may hang: it counts before it has ended."""
-        began_s, token = self.monotonic(), object()
+        began_s, token = self.running_s(), object()
         self._flushes[token] = path, began_s
         try:
             flush()
@@ -69,13 +74,24 @@ class DiskTimes:
             del self._flushes[token]
             self.ended(path, FLUSH, began_s)
 
+    def healed(self, log_dir: str) -> None:
+        """Forget the calls of a disk whose injected faults have ended, on request."""
+        if log_dir in self._healed_s:
+            self._healed_s[log_dir] = self.running_s()
+
     def slow(self) -> Iterator[SlowCalls]:
         """Yield the slow calls of each log directory that had any."""
-        now_s = self.monotonic()
-        under_way = [(self._log_dir(path), now_s - began_s) for path, began_s in list(self._flushes.values())]
+        now_s = self.running_s()
+        flushes = [(self._log_dir(path), began_s) for path, began_s in list(self._flushes.values())]
         for log_dir, ended in self._ended.items():
-            calls = [(call.took_s, call.call) for call in list(ended) if call.at_s >= now_s - WINDOW_S]
-            calls += [(took_s, FLUSH) for path, took_s in under_way if path == log_dir and took_s >= SLOW_S]
+            measured = [each for each in list(ended) if each.at_s >= now_s - WINDOW_S]
+            measured += [_Ended(now_s, now_s - began_s, FLUSH) for of, began_s in flushes if of == log_dir]
+            healed_s = self._healed_s[log_dir]
+            calls = [
+                (took_s, each.call)
+                for each in measured
+                if (took_s := each.at_s - max(each.at_s - each.took_s, healed_s)) >= SLOW_S
+            ]
             if calls:
                 yield SlowCalls(log_dir, len(calls), *max(calls))
 
@@ -119,7 +135,7 @@ class TimedFile:
         self.close = file.close
 
     def pwrite(self, data: Sequence[Buffer], position: int) -> int:
-        began_s = self._times.monotonic()
+        began_s = self._times.running_s()
         written = self._file.pwrite(data, position)
         self._times.ended(self._path, WRITE, began_s)
         return written
@@ -181,9 +197,9 @@ class TimedDisk:
 class TimedWorld:
     """See `minibroker.protocol.world.World`."""
 
-    def __init__(self, world: World, log_dirs: Sequence[str]) -> None:
+    def __init__(self, world: World, log_dirs: Sequence[str], running_s: Callable[[], float]) -> None:
         self._world = world
-        self.disk_times = DiskTimes(log_dirs, world.clock.monotonic)
+        self.disk_times = DiskTimes(log_dirs, running_s)
         self.clock: Clock = world.clock
         self.network: Network = world.network
         self.disk: Disk = TimedDisk(world.disk, self.disk_times)

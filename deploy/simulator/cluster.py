@@ -22,6 +22,7 @@ from collections.abc import Callable, Mapping
 from contextvars import Context
 
 from minibroker.broker.broker import Broker
+from minibroker.broker.metrics.disk_times import TimedWorld
 from minibroker.broker.settings.broker_config import BrokerConfig
 from minibroker.broker.settings.parsing import broker_config
 from minibroker.deploy.simulator.process import Process
@@ -87,7 +88,8 @@ class VirtualCluster:
         world = self.simulation.host(host_name(broker_id)).start_process()
 
         async def start() -> Broker:
-            broker = Broker(world, self._config(broker_id))
+            config = self._config(broker_id)
+            broker = Broker(TimedWorld(world, config.log_directories(), world.clock.monotonic), config)
             await broker.start()
             return broker
 

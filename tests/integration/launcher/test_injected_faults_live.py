@@ -128,6 +128,24 @@ def test_acknowledgements_of_a_synced_topic_wait_for_a_slow_disk_until_it_is_hea
         until_true(is_fast)
 
 
+def slow_disks(cluster: SyncLocalCluster) -> dict[int, list[SlowDisk]]:
+    return {broker.id: broker.slow_disks for broker in launcher(cluster).status().brokers if broker.slow_disks}
+
+
+def test_a_process_that_was_stopped_has_no_slow_disk(cluster: SyncLocalCluster) -> None:
+    with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
+        producer.send("synced", b"before").result()
+        [leader] = cluster.slow_disk("leader:synced-0", 0.6)
+        for _ in range(3):
+            flushed = [producer.send("synced", b"waits for a flush") for _ in range(3)]
+            cluster.pause(leader)
+            time.sleep(1.2)  # the fault itself
+            cluster.resume(leader)
+            for each in flushed:
+                each.result()
+            assert slow_disks(cluster) == {}
+
+
 def test_writes_can_be_slow_too(cluster: SyncLocalCluster) -> None:
     with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
         producer.send("orders", b"before").result()
@@ -135,14 +153,12 @@ def test_writes_can_be_slow_too(cluster: SyncLocalCluster) -> None:
         began_s = time.monotonic()
         producer.send("orders", b"slow").result()
         assert time.monotonic() - began_s >= 1.2
-
-        def slow_disks() -> dict[int, list[SlowDisk]]:
-            return {broker.id: broker.slow_disks for broker in launcher(cluster).status().brokers if broker.slow_disks}
-
-        until_true(slow_disks)
-        [(broker, [slow])] = slow_disks().items()
+        until_true(lambda: slow_disks(cluster))
+        [(broker, [slow])] = slow_disks(cluster).items()
         assert (broker, slow.log_dir.startswith(f"{cluster.directory}/broker-{leader}")) == (leader, True)
         assert (slow.longest_s >= 1.2, slow.longest_call) == (True, "write")
+        cluster.heal()
+        assert slow_disks(cluster) == {}
 
 
 def test_a_clock_that_is_moved_stamps_records_and_is_set_right(cluster: SyncLocalCluster) -> None:

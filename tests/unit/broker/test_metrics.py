@@ -37,6 +37,7 @@ from minibroker.broker.metrics.metrics import (
     error_metrics,
     exposition,
 )
+from minibroker.broker.metrics.running_time import RunningTime
 from minibroker.broker.network.metrics import MAX_SOFTWARE, ApiMetrics, Times
 from minibroker.broker.settings.parsing import broker_config
 from minibroker.broker.settings.types import InvalidConfig
@@ -643,6 +644,10 @@ def test_writes_and_flushes_that_take_a_second_are_remembered_for_twenty(tmp_pat
     def found() -> list[tuple[str, int, float, str]]:
         return [(Path(path).name, calls, round(s, 3), call) for path, calls, s, call in times.slow()]
 
+    def heal() -> None:
+        times.healed(f"{tmp_path}/d1")
+        under_way.extend(found())
+
     slow.takes_s = 0.9
     assert file.pwrite([b"abc"], 0) == 3
     file.fdatasync()
@@ -661,8 +666,31 @@ def test_writes_and_flushes_that_take_a_second_are_remembered_for_twenty(tmp_pat
     slow.now_s += 2
     assert found() == []
     assert times.totals == {f"{tmp_path}/d": 0, f"{tmp_path}/d1": 2}
+    file.pwrite([b"abc"], 3)
+    under_way.clear()
+    slow.in_a_flush = heal
+    file.fdatasync()
+    assert (under_way, found()) == ([], []), "a healed disk is forgotten, and with it what began before"
+    slow.in_a_flush = lambda: None
+    file.fdatasync()
+    assert found() == [("d1", 1, 2.5, "flush")]
     assert file.pread(6, 0) == b"abcabc"
     file.close()
+
+
+def test_time_in_which_the_process_does_not_run_does_not_count() -> None:
+    now_s = 100.0
+    running = RunningTime(lambda: now_s)
+    for elapsed_s in (0.05, 0.1, 0.1):
+        now_s += elapsed_s
+        running.tick()
+    began_s = running.seconds()
+    assert began_s == pytest.approx(0.25)
+    now_s += 5
+    assert running.seconds() == pytest.approx(0.45), "a call that ends before the thread wakes up does not count it"
+    running.tick()
+    now_s += 0.1
+    assert running.seconds() - began_s == pytest.approx(0.3)
 
 
 @run_by(on_virtual_loop)

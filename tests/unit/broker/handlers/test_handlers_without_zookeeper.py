@@ -7,6 +7,7 @@ import asyncio
 import pytest
 
 from minibroker.broker.broker import Broker
+from minibroker.broker.metrics.disk_times import TimedWorld
 from minibroker.client.admin import Admin
 from minibroker.deploy.simulator.cluster import LOG_DIR, PORT, VirtualCluster
 from minibroker.deploy.simulator.loop import on_virtual_loop
@@ -128,7 +129,8 @@ async def test_a_stop_during_which_something_fails_is_not_marked_clean(fails: bo
                 raise RuntimeError("could not tidy up")
 
     async def start_and_stop() -> None:
-        broker = Broker(world, VirtualCluster(simulation, brokers=1)._config(0))
+        config = VirtualCluster(simulation, brokers=1)._config(0)
+        broker = Broker(TimedWorld(world, config.log_directories(), world.clock.monotonic), config)
         await broker.start()
         broker._supervisor.start(break_when_told_to_end(), "a task of the broker")
         served = asyncio.ensure_future(broker.serve())
