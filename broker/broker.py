@@ -79,6 +79,7 @@ from minibroker.protocol.connections.broker_connections import BrokerConnections
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.messages.transactions import AddPartitionsToTxnRequest, AddPartitionsToTxnResponse
 from minibroker.protocol.model import DEFAULT_LISTENER, NO_EPOCH, OFFSETS_TOPIC, ZooKeeperContact
+from minibroker.protocol.words import says_full_disk
 from minibroker.protocol.world import (
     ConnectionLoss,
     Network,
@@ -668,10 +669,9 @@ class Broker:
             self._why_it_ends = reason
             last = "" if len(self._logs.paths) == 1 else ", the last one that was online,"
             why = failed.directory.failure
+            mend = "free space there or move replicas away" if says_full_disk(str(why)) else "repair the disk"
             self._supervisor.fail(
-                MinibrokerError(
-                    f"the log directory {failed.log_dir}{last} has failed: {why}; repair the disk, then restart"
-                )
+                MinibrokerError(f"the log directory {failed.log_dir}{last} has failed: {why}; {mend}, then restart")
             )
         elif not self._supervisor.failure.done():  # otherwise the broker is stopping
             self._supervisor.start(self._tell_of_failure(reason), f"notification that {failed.log_dir} has failed")

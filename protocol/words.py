@@ -40,3 +40,9 @@ def printable(text: str) -> str:
     if text.isprintable():
         return text
     return "".join(each if each.isprintable() else each.encode("unicode_escape").decode() for each in text)
+
+
+def says_full_disk(reason: str) -> bool:
+    """Whether a log directory failed for this reason because its disk, or its user's quota, is used up (ENOSPC,
+    EDQUOT): nothing is to be repaired then."""
+    return "No space left" in reason or "quota exceeded" in reason

@@ -24,7 +24,7 @@ from minibroker.deploy.observing.commits import PATIENCE_S
 from minibroker.deploy.observing.followers import SlowFollower, slow_followers
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
-from minibroker.protocol.words import all_of, counted, listed
+from minibroker.protocol.words import all_of, counted, listed, says_full_disk
 
 _HEAL = "`minibroker heal`"
 _WAY_TO_ZOOKEEPER = "check ZooKeeper and the network between the two"
@@ -101,7 +101,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
             why = "" if self.last_error is None else f" ({self.last_error})"
             if heal:
                 return f"broker {self.id} is not running{why}; {heal}, then `minibroker start {self.id}`"
-            return f"broker {self.id} is not running{why}: `minibroker start {self.id}`"
+            room = "free space there, then " if self.last_error and says_full_disk(self.last_error) else ""
+            return f"broker {self.id} is not running{why}: {room}`minibroker start {self.id}`"
         if self.paused:
             return f"broker {self.id} is paused{led}: `minibroker resume {self.id}`"
         if self.recovery is not None:
@@ -267,7 +268,13 @@ class Status(msgspec.Struct, frozen=True):
                 found.append(problem)
             found += broker.disk_problems(self.faults.get(broker.id, ()))
             for path, reason in broker.offline_log_dirs.items():
-                repair = f"`minibroker heal {broker.id}`" if broker.id in self.faults else "repair the disk"
+                repair = (
+                    f"`minibroker heal {broker.id}`"
+                    if broker.id in self.faults
+                    else f"free space in {path}, or move replicas away (`minibroker reassign`)"
+                    if says_full_disk(reason)
+                    else "repair the disk"
+                )
                 found.append(
                     f"broker {broker.id} has taken its log directory {path} offline ({reason}): {repair}, then restart "
                     "the broker"
@@ -368,9 +375,12 @@ class Status(msgspec.Struct, frozen=True):
         may_be_faults = any(broker.id in self.faults or (broker.alive and not broker.paused) for broker in here)
         may_be_faults = bool(self.faults) and (may_be_faults or not needed)
         remedies = ["`minibroker heal` (faults are injected)"] if may_be_faults else []
-        has_failed_disk = any(broker.offline_log_dirs and broker.id not in self.faults for broker in here)
-        if has_failed_disk:
+        failed = [each for broker in here if broker.id not in self.faults for each in broker.offline_log_dirs.items()]
+        full = [path for path, reason in failed if says_full_disk(reason)]
+        if len(full) < len(failed):
             remedies.append("repair the disks of the log directories")
+        if full:
+            remedies.append(f"free space in {listed(full)}")
         remedies += [
             f"let broker {broker.id} reach ZooKeeper"
             for broker in here
@@ -386,7 +396,7 @@ class Status(msgspec.Struct, frozen=True):
             remedies.append(f"bring {all_of('broker', missing)} back")
         if not remedies:
             return "wait"
-        return listed(remedies) + (f", {after}" if after and not has_failed_disk else "")
+        return listed(remedies) + (f", {after}" if after and not failed else "")
 
 
 def status_of_processes(
@@ -529,6 +539,7 @@ def _status(
         return None if view.is_unknown else _names(partitions) or nothing
 
     nothing: list[str] | None = None if rights.hides_topics(view) else []
+    offline = {broker.id for broker in brokers if broker.offline_log_dirs}
     return Status(
         brokers=brokers,
         zookeeper=zookeeper,
@@ -547,7 +558,10 @@ def _status(
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
         missing_replicas=sorted(view.missing_from_isr(view.under_replicated_partitions())),
         missing_from_min_isr=sorted(view.missing_from_isr(view.under_min_isr_partitions())),
-        slow_followers=slow_followers(view),
+        # One with a log directory offline does not ask for the replicas there, and the directory is a problem already.
+        slow_followers=[
+            late for late in slow_followers(view) if late.is_in_sync or not late.is_silent or late.broker not in offline
+        ],
         cut_from_zookeeper=sorted(broker.id for broker in brokers if broker.has_lost_zookeeper),
         missing_rights=list(view.missing_rights),
         hidden_topics=list(view.hidden_topics),

@@ -135,7 +135,7 @@ def test_a_broker_with_one_full_disk_keeps_serving_from_its_other_disk(
         assert sorted(asyncio.run(leaders_after(bootstrap, range(10, 30))), key=str) == [1, 4]
         [offline] = status_of_view(cluster.view(), asyncio.run(ask_offline_log_dirs(cluster.view()))).problems()[:1]
         assert f"broker 4 has taken its log directory {small_disk / 'data'} offline" in offline
-        assert "No space left on device" in offline
+        assert f"No space left on device): free space in {small_disk / 'data'}, or move replicas away" in offline
         assert asyncio.run(values_read(bootstrap, 30)) == {0: list(range(30)), 1: list(range(30))}
         assert broker.poll() is None
         broker.terminate()

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple
 
 from minibroker.client.administering.timeline import Entry
 from minibroker.protocol.model import INTERNAL_TOPICS, NO_LEADER
-from minibroker.protocol.words import all_of, counted
+from minibroker.protocol.words import all_of, counted, says_full_disk
 
 SHOWN = 8
 """Lines of one kind; `--format json` has more."""
@@ -116,18 +116,15 @@ def failed_disks(entry: Entry) -> list[str]:
     """Return a sentence for each broker that has reported why it lost a log directory."""
     told = []
     for failed in entry.get("failed_disks", []):
-        what = "has no space left" if _is_full(failed) else "has failed"
+        what = "has no space left" if says_full_disk(failed["reason"]) else "has failed"
         told.append(f"Broker {failed['broker']} reports that its log directory {what} ({failed['reason']}).")
     return told
 
 
 def has_full_disk(entry: Entry, broker_id: int) -> bool:
     """Whether the broker reports in this entry that it lost a log directory because the disk is full."""
-    return any(failed["broker"] == broker_id and _is_full(failed) for failed in entry.get("failed_disks", []))
-
-
-def _is_full(failed: dict[str, Any]) -> bool:
-    return "No space left" in failed["reason"] or "quota exceeded" in failed["reason"]
+    failures = entry.get("failed_disks", [])
+    return any(failed["broker"] == broker_id and says_full_disk(failed["reason"]) for failed in failures)
 
 
 def _what_it_read(entry: Entry) -> str:

@@ -229,7 +229,7 @@ def test_the_end_of_a_broker_is_reported_with_its_reason_and_a_full_disk() -> No
     assert status.problems() == [
         "the disk of /data is full: make room there, then start the processes that have ended",
         "broker 3 is not running (the log directory /data/broker-3 has failed: No space left on device): "
-        "`minibroker start 3`",
+        "free space there, then `minibroker start 3`",
     ]
 
 
@@ -520,6 +520,21 @@ def test_a_log_directory_that_is_offline_is_named_with_its_reason() -> None:
     assert said in here.problems()
     assert [broker.offline_log_dirs for broker in here.brokers if broker.id == 2] == [failed[2]]
     assert said in status_of_view(view, failed).problems()
+
+
+def test_of_a_full_disk_is_said_where_to_free_space_and_nothing_is_to_be_repaired() -> None:
+    full = {"/disks/b": "[Errno 28] No space left on device"}
+    view = seen_lagging(late(2, 0, -1, 35_000), isr=[1, 3])
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, offline_log_dirs={2: full})
+    assert status.problems() == [
+        "broker 2 has taken its log directory /disks/b offline ([Errno 28] No space left on device): free space in "
+        "/disks/b, or move replicas away (`minibroker reassign`), then restart the broker",
+        "orders-0, orders-1 with replicas missing from the ISR: free space in /disks/b",
+    ], "broker 2 copies nothing to that directory, which is not for its network"
+    both = {2: full, 3: {"/disks/c": "[Errno 5] Input/output error"}}
+    gone = merge([answer(partitions={0: (1, 0, [1])})])
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, gone, offline_log_dirs=both)
+    assert status.problems()[-1].endswith("repair the disks of the log directories and free space in /disks/b")
 
 
 RECOVERY = RecoveryProgress(12, 9, 20, 4_000_000_000, 2_800_000_000)
