@@ -30,6 +30,7 @@ from minibroker.controller.zookeeper import KazooZooKeeper
 from minibroker.deploy.local import secret_file
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.protocol import apis, znodes
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.broker_connections import BrokerConnections
@@ -231,6 +232,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--seconds", type=float, default=5.0, help="duration of the probes, each time")
     seconds = parser.parse_args().seconds
+    let_signals_interrupt()
     with tempfile.TemporaryDirectory(prefix="minibroker-control-plane-") as directory:
         cluster = LocalCluster(Path(directory))
         cluster.up(1, free_ports(1)[0])

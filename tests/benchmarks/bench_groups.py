@@ -23,6 +23,7 @@ import uvloop
 from minibroker.client.admin import Admin
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import Connection, open_connection
@@ -202,6 +203,7 @@ def main() -> None:
     parser.add_argument("--brokers", type=int, default=1)
     parser.add_argument("--seconds", type=float, default=15)
     options = parser.parse_args()
+    let_signals_interrupt()
     with tempfile.TemporaryDirectory() as directory:
         cluster = LocalCluster(Path(directory))
         cluster.up(options.brokers, free_ports(options.brokers)[0])

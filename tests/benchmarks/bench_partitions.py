@@ -34,6 +34,7 @@ from minibroker.client.administering.topics import NewTopic
 from minibroker.client.errors import TopicErrors
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import ZOOKEEPER, BrokerId
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
@@ -189,6 +190,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, nargs="+", default=[1_000, 10_000])
     parser.add_argument("--rounds", type=int, default=1)
     arguments = parser.parse_args()
+    let_signals_interrupt()
     for _ in range(arguments.rounds):
         for partitions in arguments.partitions:
             print(f"{partitions} partitions, {BROKERS} brokers", flush=True)

@@ -29,6 +29,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.connections.rpc import open_connection
@@ -179,6 +180,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=1_000)
     parser.add_argument("--connections", type=int, default=1_000)
     arguments = parser.parse_args()
+    let_signals_interrupt()
     with running() as cluster:
         uvloop.run(partitions_and_connections(cluster, arguments.partitions, arguments.connections))
     with running() as cluster:

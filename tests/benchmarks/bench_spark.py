@@ -40,6 +40,7 @@ from minibroker.client.fetching.records import ConsumerBatch
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.spark_jobs.session import spark_session
 from minibroker.spark_jobs.source.offsets import OffsetRange
 from minibroker.spark_jobs.source.options import parse_read_options
@@ -190,6 +191,7 @@ def main() -> None:
     parser.add_argument("--partitions", type=int, default=4)
     parser.add_argument("--kafka", action="store_true", help="compare with spark-sql-kafka")
     options = parser.parse_args()
+    let_signals_interrupt()
     rows = options.rows // options.partitions * options.partitions
     directory = Path(tempfile.mkdtemp(prefix="minibroker-bench-spark-"))
     cluster = LocalCluster(directory / "cluster")

@@ -5,7 +5,7 @@
 Starts its own clusters (on free ports, in DIR/cluster, which is removed at the end), runs the users' commands
 (`minibroker bench produce`, `consume`, `latency`, `failover`), checks the records read, and prints a table for each
 group. Every table has a baseline of the same run, since absolute figures of a shared machine mean little. It takes
-about seven minutes on two idle cores; `--quick` takes half a minute and is a trial rather than a measurement.
+seven minutes on two idle cores; `--quick` takes half a minute and is a trial rather than a measurement.
 """
 
 from __future__ import annotations
@@ -41,6 +41,14 @@ BROKERS = 3
 CENTRE_PARTITIONS = 10
 LATENCY_RATE = 5_000
 LATENCY_PARTITIONS = 3
+LATENCIES = (
+    (LATENCY_RATE, LATENCY_PARTITIONS, 1, "1"),
+    (LATENCY_RATE, LATENCY_PARTITIONS, 3, "1"),
+    (LATENCY_RATE, LATENCY_PARTITIONS, 3, "all"),
+    (LATENCY_RATE, 100, 3, "all"),
+    (4 * LATENCY_RATE, LATENCY_PARTITIONS, 3, "all"),
+)
+"""Records per second, partitions, replicas and acks of each row; the first is the baseline."""
 COMMAND_TIMEOUT_S = 300.0
 TOPIC_TIMEOUT_S = 120.0
 """Limit for a thousand partitions on a machine with other load."""
@@ -175,8 +183,10 @@ def loads(effort: Effort) -> list[Load]:
 
 
 class Measured(NamedTuple):
-    produced: list[float]
     """Records per second, by run."""
+
+    produced: list[float]
+    produced_by_batches: list[float]
     by_batches: list[float]
     by_records: list[float]
 
@@ -208,39 +218,41 @@ def produce_and_consume(bench: Bench) -> Iterator[Table]:
                 "of raw": ratio(median * load.size / 1e6, raw_rate),
                 "of 1 replica, acks 1": ratio(median, statistics.median(base_of)),
             }
-            if name == "consume":
-                row["records/s by records"] = round(statistics.median(each.by_records))
+            if name == "produce":
+                row["by send_batch"] = round(statistics.median(each.produced_by_batches))
+            else:
+                row["by records"] = round(statistics.median(each.by_records))
             rows[name].append(row)
     yield Table(
         "produce",
         f"One producer process, distinct incompressible values; median of {effort.repeats}, from first `send` to last "
-        f"acknowledgement. Raw: one copy of the bytes, with checksums, sent over loopback, written to a file and "
-        f"acknowledged, without a broker: {raw.produce:,.0f} MB/s. Three replicas are written three times, on the same "
-        "cores.",
+        "acknowledgement, and the same with `send_batch` of 10,000 records, to another topic. Raw: one copy of the "
+        "bytes, with checksums, sent over loopback, written to a file and acknowledged, without a broker: "
+        f"{raw.produce:,.0f} MB/s. Three replicas are written three times, on the same cores.",
         rows["produce"],
     )
     yield Table(
         "consume",
-        f"One consumer process reads the same topics by batches, and once more by records; median of {effort.repeats}. "
-        "Another pass, which is not timed, compares the records read with those sent. Raw: read from a file, sent over "
-        f"loopback, with checksums: {raw.consume:,.0f} MB/s.",
+        "One consumer process reads what `send` sent, by batches, and once more by records; median of "
+        f"{effort.repeats}. Another pass, which is not timed, compares the records read with those sent. Raw: read "
+        f"from a file, sent over loopback, with checksums: {raw.consume:,.0f} MB/s.",
         rows["consume"],
     )
 
 
-def _produce_and_consume_once(bench: Bench, load: Load) -> tuple[float, float, float]:
+def _produce_and_consume_once(bench: Bench, load: Load) -> tuple[float, ...]:
     records = bench.effort.bytes_of_small * (1 if load.size == 100 else 3) // load.size
+    sent = ("--records", str(records), "--size", str(load.size), "--acks", load.acks)
     with bench.topic(load.partitions, load.replicas) as topic:
-        produced = bench.command(
-            *("bench", "produce", topic, "--records", str(records), "--size", str(load.size), "--acks", load.acks)
-        )
-        rates = [produced["records_per_second"]]
+        by_batches = bench.command("bench", "produce", topic, *sent, "--by", "batches")["records_per_second"]
+    with bench.topic(load.partitions, load.replicas) as topic:
+        rates = [bench.command("bench", "produce", topic, *sent)["records_per_second"], by_batches]
         for by in ("batches", "records"):
             consumed = bench.command("bench", "consume", topic, "--by", by)
             if consumed["records"] != records or consumed["checked"] != records:
                 raise SystemExit(f"{records} records were sent as {load}, but the consumer found {consumed}")
             rates.append(consumed["records_per_second"])
-    return rates[0], rates[1], rates[2]
+    return tuple(rates)
 
 
 # --- latency ---
@@ -249,17 +261,19 @@ def _produce_and_consume_once(bench: Bench, load: Load) -> tuple[float, float, f
 def latency(bench: Bench) -> Iterator[Table]:
     rows: list[Row] = []
     baseline: dict[str, float] | None = None
-    for replicas, acks in ((1, "1"), (3, "1"), (3, "all")):
-        tell(f"latency: {replicas} replicas, acks {acks}")
-        with bench.topic(LATENCY_PARTITIONS, replicas) as topic:
+    for rate, partitions, replicas, acks in LATENCIES:
+        tell(f"latency: {rate:,} records per second, {partitions} partitions, {replicas} replicas, acks {acks}")
+        with bench.topic(partitions, replicas) as topic:
             measured = bench.command(
-                *("bench", "latency", topic, "--rate", str(LATENCY_RATE), "--acks", acks),
+                *("bench", "latency", topic, "--rate", str(rate), "--acks", acks),
                 *("--seconds", str(bench.effort.latency_s)),
             )
         acknowledged = measured["acknowledged_ms"]
         baseline = baseline or acknowledged
         rows.append(
             {
+                "records/s": rate,
+                "partitions": partitions,
                 "replicas": replicas,
                 "acks": acks,
                 **{f"acked {name}": value for name, value in acknowledged.items()},
@@ -273,9 +287,8 @@ def latency(bench: Bench) -> Iterator[Table]:
     yield Table(
         "latency",
         f"Milliseconds from the due time of a record until its producer saw the acknowledgement, and until a consumer "
-        f"had it; {LATENCY_RATE:,} records of 100 bytes a second for {bench.effort.latency_s:g} s to "
-        f"{LATENCY_PARTITIONS} partitions, sent on an open schedule. Sent late: the sender's own delay, which the "
-        "other figures include. The first row is the baseline: no replication.",
+        f"had it; records of 100 bytes for {bench.effort.latency_s:g} s, sent on an open schedule. Sent late: the "
+        "sender's own delay, which the other figures include. The first row is the baseline: no replication.",
         rows,
     )
 

@@ -42,6 +42,7 @@ from minibroker.client.producer import Producer
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import AllBrokers, BrokerId
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.deploy.trials.trial import PATIENCE_S, Trial, TrialVerdict, patience
@@ -755,6 +756,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the reports to this file")
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     kinds = arguments.kinds.split(",")
     unknown = [name for name in kinds if name not in KINDS]
     if unknown:

@@ -30,6 +30,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.protocol.world.real import RealNetwork, RealWorld
 
 BROKERS = 3
@@ -193,6 +194,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     with tempfile.TemporaryDirectory(prefix="minibroker-cut-") as temporary:
         cluster = LocalCluster(arguments.keep or Path(temporary))
         cluster.up(BROKERS, free_ports(BROKERS)[0])

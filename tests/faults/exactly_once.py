@@ -38,6 +38,7 @@ from minibroker.client.fetching.records import Record
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import AllBrokers, BrokerId
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.deploy.trials.trial import patience, wait_until_whole
@@ -387,6 +388,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=0, help="chooses victims and pauses")
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     bad = 0
     for name in arguments.clients.split(","):
         with tempfile.TemporaryDirectory(prefix="minibroker-exactly-once-") as temporary:

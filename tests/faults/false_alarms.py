@@ -17,6 +17,7 @@ import sys
 
 from minibroker.controller.governing.crash_detection import PROVEN_S, CrashDetector
 from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.protocol.model import CONTROL_LISTENER, Endpoint, RegisteredBroker
 from minibroker.protocol.world.real import RealClock, RealNetwork
 
@@ -98,6 +99,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--rounds", type=int, default=1_000)
     arguments = parser.parse_args()
+    let_signals_interrupt()
     suspected = asyncio.run(suspicions_in(arguments.rounds))
     print(f"{arguments.rounds} rounds, {len(suspected)} suspicions {suspected[:3]}")
     sys.exit(1 if suspected else 0)

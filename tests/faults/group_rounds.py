@@ -41,6 +41,7 @@ from minibroker.client.errors import CommitFailed
 from minibroker.client.group.listener import RebalanceListener
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import AllBrokers, BrokerId, ZooKeeperServer
 from minibroker.deploy.observing.cluster_view import ClusterView
 from minibroker.deploy.trials.trial import Trial, patience
@@ -428,6 +429,7 @@ def main() -> None:
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     parser.add_argument("--member", nargs=3, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    let_signals_interrupt()
     if arguments.member:
         uvloop.run(_be_a_member(*arguments.member))
         return

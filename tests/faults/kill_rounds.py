@@ -20,6 +20,7 @@ import uvloop
 
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.trials.failover import Victims, play_rounds
 
 BROKERS = 3
@@ -53,6 +54,7 @@ def main() -> None:
     parser.add_argument("--json", type=Path, help="write the reports to this file")
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     names = arguments.kinds.split(",")
     unknown = [name for name in names if name not in list(Victims)]
     if unknown:

@@ -42,7 +42,7 @@ from minibroker.client.admin import Admin
 from minibroker.deploy.local import secret_file, zookeeper
 from minibroker.deploy.local.plan import ZOOKEEPER_PROTECTION
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
-from minibroker.deploy.local.processes import send_signal, wait_until, wait_until_gone
+from minibroker.deploy.local.processes import let_signals_interrupt, send_signal, wait_until, wait_until_gone
 from minibroker.deploy.observing.cluster_view import ask_cluster
 from minibroker.deploy.trials.trial import Trial, TrialVerdict
 from minibroker.protocol.model import INTERNAL_TOPICS
@@ -368,6 +368,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the times at which the power is cut")
     parser.add_argument("--keep", type=Path, help="use this directory, which is made, and leave it")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     with tempfile.TemporaryDirectory(prefix="minibroker-power-") as temporary:
         directory = arguments.keep.absolute() if arguments.keep else Path(temporary)

@@ -34,6 +34,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.protocol import apis
 from minibroker.protocol import messages as m
 from minibroker.protocol.apis import Plane
@@ -296,6 +297,7 @@ def main() -> None:
     parser.add_argument("--storm", type=int, metavar="PORT", help="be the storm, until the standard input ends")
     parser.add_argument("--watch", type=int, metavar="PID", help="with --storm: the broker's process")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     if arguments.storm is not None:
         uvloop.run(storm(arguments.storm, arguments.connections, arguments.seed, arguments.watch))
         return

@@ -28,7 +28,7 @@ from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
-from minibroker.deploy.local.processes import ProcessState
+from minibroker.deploy.local.processes import ProcessState, let_signals_interrupt
 
 BROKERS = 3
 STAYING = "staying"
@@ -75,8 +75,11 @@ class Work:
     async def groups(self, number: int) -> None:
         name = f"group-{number}"
         async with Consumer(self._bootstrap, topics=[STAYING], group=name, auto_offset_reset="latest") as consumer:
-            await consumer.poll(timeout_ms=200)
-            await consumer.commit()
+            while not (assigned := consumer.assignment()):
+                await consumer.poll(timeout_ms=200)
+            for partition in assigned:
+                await consumer.position(partition)
+            await consumer.commit()  # a group without offsets ends with its last member
         async with Admin(self._bootstrap) as admin:
             await admin.delete_groups([name])
 
@@ -150,6 +153,7 @@ def main() -> None:
     parser.add_argument("--rate", type=int, default=0, help="records a second; 0: as many as possible")
     parser.add_argument("--keep", type=Path, help="use this directory for the cluster, and leave it")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     with tempfile.TemporaryDirectory(prefix="minibroker-soak-") as temporary:
         found = uvloop.run(soak(arguments.keep or Path(temporary), arguments.minutes, arguments.rate))
     grown = {broker: sizes[-1] - sizes[min(WARM_UP_MINUTES, len(sizes)) - 1] for broker, sizes in found.items()}

@@ -32,6 +32,7 @@ from minibroker.client.cli.terminal.output import table_lines
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import AllBrokers, Controller, LeaderOf, Who
 from minibroker.protocol.model import TopicPartition
 from minibroker.spark_jobs.ingest import read_ingested
@@ -368,6 +369,7 @@ def main(played_as: type[Rounds] = Rounds, all_kinds: Sequence[str] = KINDS, des
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--keep", type=Path, help="use this directory and leave it, for its logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     modes, kinds = arguments.modes.split(","), arguments.kinds.split(",")
     for name in (*modes, *kinds):
         if name not in (*MODES, *all_kinds):

@@ -28,6 +28,7 @@ from kazoo.client import KazooClient
 from kazoo.exceptions import NodeExistsError, NoNodeError
 
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.simulator.kafka_connection import KafkaConnection, connect
 from minibroker.protocol import acl_znodes
 from minibroker.protocol import messages as m
@@ -665,6 +666,7 @@ def main() -> None:
     parser.add_argument("--kafka-jars", required=True, help="a directory with the jars of Kafka 3.9 and ZooKeeper")
     parser.add_argument("--only", default="", help="only sets of lists whose description has this text")
     options = parser.parse_args()
+    let_signals_interrupt()
     with tempfile.TemporaryDirectory() as name:
         differences = 0
         for by_default in ("false", "true"):

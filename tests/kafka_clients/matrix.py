@@ -36,6 +36,7 @@ from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import BrokerId, LeaderOf
 from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from tests.kafka_clients.programs import PROGRAMS, Build, CannotBuild, Program
@@ -586,6 +587,7 @@ def run_main(
     )
     parser.add_argument("--keep", type=Path, help="use this directory for the cluster and leave it, for its logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in builds]:
         parser.error(f"unknown client {unknown[0]!r}: choose from {', '.join(builds)}")

@@ -32,6 +32,7 @@ from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.cluster_file import ClusterFile, ZooKeeperEntry
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import LOOPBACK, free_ports
+from minibroker.deploy.local.processes import let_signals_interrupt
 from tests.kafka_clients.peers_security import PROTOCOLS, USERS, Listeners, Security, add_users
 from tests.kafka_clients.programs import TOOLS, CannotBuild, jars, java_command, run, tool
 from tests.kafka_clients.verdicts import (
@@ -516,6 +517,7 @@ def main() -> None:
     )
     parser.add_argument("--keep", type=Path, help="use this directory for the clusters and leave it, for their logs")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in SUITES]:
         parser.error(f"unknown suite {unknown[0]!r}: choose from {', '.join(SUITES)}")

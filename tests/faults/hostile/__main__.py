@@ -19,6 +19,7 @@ from pathlib import Path
 
 import uvloop
 
+from minibroker.deploy.local.processes import let_signals_interrupt
 from tests.faults.hostile.attacks import chosen, registered
 from tests.faults.hostile.frames import report
 from tests.faults.hostile.harness import judge, target_of
@@ -47,6 +48,7 @@ def main() -> None:
     parser.add_argument("--data", type=Path, help=argparse.SUPPRESS)
     parser.add_argument("--seconds", type=float, default=0.0, help=argparse.SUPPRESS)
     arguments = parser.parse_args()
+    let_signals_interrupt()
     if arguments.play is not None:
         uvloop.run(play(arguments.play, arguments.step, arguments.data, arguments.seconds))
         return

@@ -29,6 +29,7 @@ import uvloop
 from minibroker.broker.network.dialect import BadInput, Undecoded
 from minibroker.broker.network.kafka_dialect import KafkaDialect, KafkaListener
 from minibroker.deploy.local.ports import LOOPBACK
+from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.simulator.kafka_connection import read_response, request_frame
 from minibroker.protocol.apis import API_VERSIONS, Plane
 from minibroker.protocol.errors import ErrorCode, InvalidMessage
@@ -331,6 +332,7 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1)
     parser.add_argument("--show", type=int, metavar="N", help="print frame N of the seed and what must come of it")
     arguments = parser.parse_args()
+    let_signals_interrupt()
     if arguments.show is not None:
         frame = hostile_frame(arguments.seed, arguments.show)
         print(frame.kind, frame.data[:2_000], InProcess().read("", frame).asked, sep="\n")

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+import json
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable
+from pathlib import Path
 
 from confluent_kafka import KafkaException, Producer
 
@@ -61,8 +64,42 @@ def main() -> None:
     try_transactions(bootstrap, topic, run, step)
     step("broker-api-versions", "Produce(0): 0 to 12", lambda: run("BrokerApiVersionsCommand"))
     step("log-dirs", topic, lambda: run("LogDirsCommand", "--describe", "--topic-list", topic))
+    try_files(topic, run, step)
     step("topics --delete", "", lambda: run("TopicCommand", "--delete", *of_topic))
     tell("end")
+
+
+def try_files(topic: str, run: Callable[..., str], step: Callable[[str, str, Callable[[], str]], None]) -> None:
+    """Move a partition, elect its preferred leader and delete its records, as files say."""
+    reassign = "reassign.ReassignPartitionsCommand"
+    partition = {"topic": topic, "partition": 0}
+    with tempfile.TemporaryDirectory() as directory:
+
+        def file(name: str, value: object) -> str:
+            path = Path(directory, name)
+            path.write_text(json.dumps(value))
+            return str(path)
+
+        replicas = [
+            int(each)
+            for each in run("TopicCommand", "--describe", "--topic", topic).split("Replicas: ")[1].split()[0].split(",")
+        ]
+        plan = file("plan", {"version": 1, "partitions": [partition | {"replicas": replicas[::-1]}]})
+        offsets = file("offsets", {"version": 1, "partitions": [partition | {"offset": -1}]})
+        step(
+            "reassign-partitions --execute",
+            "Successfully started",
+            lambda: run(reassign, "--reassignment-json-file", plan, "--execute", "--throttle", "1000000"),
+        )
+        step("reassign-partitions --list", "", lambda: run(reassign, "--list"))
+        step(
+            "reassign-partitions --verify",
+            f"{topic}-0 is completed",
+            lambda: run(reassign, "--reassignment-json-file", plan, "--verify"),
+        )
+        elect = ("--election-type", "preferred", "--topic", topic, "--partition", "0")
+        step("leader-election", f"{topic}-0", lambda: run("LeaderElectionCommand", *elect))
+        step("delete-records", "low_watermark: ", lambda: run("DeleteRecordsCommand", "--offset-json-file", offsets))
 
 
 def try_transactions(
