@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, permutations
 from typing import NamedTuple, TypeVar
 
@@ -123,6 +123,8 @@ class _Seen(NamedTuple):
     """See `BrokerView.state`."""
     stalled: Mapping[str, Sequence[int]]
     """See `Status.stalled_partitions`."""
+    doubted: Collection[str]
+    """See `Status.doubted_stalls`."""
     slow: Set[tuple[str, int]]
     """Replicas in sync that lag, by the names of their partitions and their brokers."""
     cuts: Set[tuple[int, int]]
@@ -141,6 +143,7 @@ def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
         state,
         {id: _state_of(state, id, id in registered, id in slow) for id in ids},
         {} if health is None else health.stalled_partitions or {},
+        () if health is None else health.doubted_stalls,
         {(name, late.broker) for late in lagging if late.is_in_sync for name in late.partitions},
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
         set() if health is None else set(health.cut_from_zookeeper),
@@ -412,7 +415,7 @@ def _doubt(seen: _Seen, name: TopicPartition, described: PartitionDescription, b
         return NO_ANSWER
     awaited = seen.stalled.get(str(name), ()) if seen.stalled else ()
     if broker_id in awaited:
-        return STALLED if len(awaited) == 1 else MAY_STALL
+        return MAY_STALL if str(name) in seen.doubted and len(awaited) > 1 else STALLED
     return SLOW if seen.slow and (str(name), broker_id) in seen.slow else ""
 
 

@@ -8,7 +8,7 @@ exist, and each partition has the state with the newest leader epoch.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from types import MappingProxyType
 from typing import NamedTuple, TypeVar
 
@@ -92,7 +92,9 @@ class ClusterView(NamedTuple):
     access: Access = ANYBODY
     """How the brokers were asked, and may be asked more."""
     stalls: Mapping[TopicPartition, Sequence[int]] = MappingProxyType({})
-    """Partitions whose records wait to be committed for seconds, and the members of the ISR for which they may wait."""
+    """Partitions whose records wait to be committed for seconds, and the members of the ISR for which they wait."""
+    doubted_stalls: Set[TopicPartition] = frozenset()
+    """Those of `stalls` that wait for one of these members at least, and no leader says for which."""
     health: Mapping[int, DescribeHealthResponse] = MappingProxyType({})
     """What brokers have told of themselves, by id."""
     unregistered: Mapping[int, Address] = MappingProxyType({})

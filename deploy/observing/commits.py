@@ -6,13 +6,16 @@ consumers.
 
 The choice: OffsetForLeaderEpoch returns the leader's log end. A partition has stalled if, PATIENCE_S later, its high
 watermark is still below it. The high watermark is asked for again until all partitions have reached it, so a healthy
-cluster costs two questions for each leader, also under load.
+cluster costs two questions for each leader, also under load. After that, the leader is asked which followers lag
+(DescribeHealth). If it does not say, the sizes of the logs are compared. They are not of one moment, so under load each
+follower is doubted.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Iterable, Mapping
+from collections.abc import Collection, Iterable, Mapping
+from typing import NamedTuple
 
 from minibroker.client.administering.movements import Sizes
 from minibroker.deploy.observing.cluster_view import (
@@ -22,13 +25,20 @@ from minibroker.deploy.observing.cluster_view import (
     ask_end_offsets,
     ask_sizes,
 )
-from minibroker.protocol.apis import OFFSET_FOR_LEADER_EPOCH
+from minibroker.protocol.apis import DESCRIBE_HEALTH, OFFSET_FOR_LEADER_EPOCH
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages import OffsetForLeaderEpochRequest, OffsetForLeaderPartition, OffsetForLeaderTopic
+from minibroker.protocol.messages import (
+    DescribeHealthRequest,
+    OffsetForLeaderEpochRequest,
+    OffsetForLeaderPartition,
+    OffsetForLeaderTopic,
+)
 from minibroker.protocol.model import NO_EPOCH, TopicPartition
 
 PATIENCE_S = 2.0
 _EVERY_S = 0.1
+_ASK_LAGGING_TIMEOUT_S = 0.8
+"""A leader looks at suspects twice, 0.3 s apart."""
 _CONSUMER = -1
 
 
@@ -38,19 +48,28 @@ def waiting(ends: Mapping[TopicPartition, int], committed: Mapping[TopicPartitio
     return [name for name, end in ends.items() if committed.get(name, end) < end]
 
 
-def awaited(view: ClusterView, name: TopicPartition, sizes: Sizes) -> list[int]:
-    """Return the members of the ISR that the leader may wait for. One whose log is as large as the leader's has all
-    that it has."""
+class Awaited(NamedTuple):
+    brokers: list[int]
+    is_known: bool
+    """Whether the leader waits for each of them, and not only for one."""
+
+
+def awaited(view: ClusterView, name: TopicPartition, sizes: Sizes, lagging: Collection[int]) -> Awaited:
+    """Return the members of the ISR that the leader waits for: those that it says are `lagging`, or else those whose
+    logs are not as large as its own."""
     state = view.partitions[name]
     others = [broker for broker in state.isr_nodes if broker != state.leader_id]
+    if named := sorted({*others} & {*lagging}):
+        return Awaited(named, is_known=True)
     whole = sizes.get(state.leader_id, {}).get(name)
     behind = [broker for broker in others if whole is None or sizes.get(broker, {}).get(name) != whole]
-    return sorted(behind or others)
+    doubted = sorted(behind or others)
+    return Awaited(doubted, is_known=len(doubted) == 1)
 
 
 async def with_stalls(view: ClusterView, patience_s: float = PATIENCE_S) -> ClusterView:
-    """Add `stalls`. This takes `patience_s` if there is one. Partitions below `min.insync.replicas` are left out, whose
-    records are not to be committed."""
+    """Add `stalls` and `doubted_stalls`. This takes `patience_s` if there is one, and the time of the last answers.
+    Partitions below `min.insync.replicas` are left out, whose records are not committed."""
     refusing = set(view.under_min_isr_partitions())
     able = (name for name, state in view.partitions.items() if len(state.isr_nodes) > 1 and name not in refusing)
     ends = await _ask_log_ends(view, able)
@@ -67,8 +86,30 @@ async def with_stalls(view: ClusterView, patience_s: float = PATIENCE_S) -> Clus
             await asyncio.sleep(_EVERY_S)
     if not ends:
         return view
-    sizes = await ask_sizes(view, sorted(view.brokers), ends, ASK_END_OFFSETS_TIMEOUT_S)
-    return view._replace(stalls={name: awaited(view, name, sizes) for name in sorted(ends)})
+    sizes, lagging = await asyncio.gather(
+        ask_sizes(view, sorted(view.brokers), ends, ASK_END_OFFSETS_TIMEOUT_S), _ask_lagging(view, ends)
+    )
+    found = {name: awaited(view, name, sizes, lagging.get(name, ())) for name in sorted(ends)}
+    return view._replace(
+        stalls={name: each.brokers for name, each in found.items()},
+        doubted_stalls=frozenset(name for name, each in found.items() if not each.is_known),
+    )
+
+
+async def _ask_lagging(view: ClusterView, names: Iterable[TopicPartition]) -> dict[TopicPartition, set[int]]:
+    """Return the followers that lag, as the leaders of these partitions say."""
+    leaders = sorted({view.partitions[name].leader_id for name in names})
+    request = DescribeHealthRequest()
+    answers = await asyncio.gather(
+        *(ask(view.access, view.brokers[id], DESCRIBE_HEALTH, request, _ASK_LAGGING_TIMEOUT_S) for id in leaders)
+    )
+    lagging: dict[TopicPartition, set[int]] = {}
+    for leader, answer in zip(leaders, answers, strict=True):
+        for late in () if answer is None else answer.lagging_followers:
+            name = TopicPartition(late.topic_name, late.partition_index)
+            if name in view.partitions and view.partitions[name].leader_id == leader:
+                lagging.setdefault(name, set()).add(late.broker_id)
+    return lagging
 
 
 async def _ask_log_ends(view: ClusterView, names: Iterable[TopicPartition]) -> dict[TopicPartition, int]:

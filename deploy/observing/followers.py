@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Collection, Iterator
 from typing import NamedTuple
 
@@ -32,6 +33,8 @@ class SlowFollower(msgspec.Struct, frozen=True):
     """The longest time since one of them had everything. None: at least one never had, since its leader leads."""
     silent_s: float
     """The longest time since the last fetch of one of them."""
+    is_by_leader: bool = False
+    """Whether it lags behind one leader alone, as other followers do, so that this leader may be the cause."""
 
     def sentence(self, partitions: str, remedy: str | None) -> str:
         """Return the problem, with `partitions` in words, and the remedy: `remedy`, or what to look at."""
@@ -43,13 +46,16 @@ class SlowFollower(msgspec.Struct, frozen=True):
             how += f", and has not asked {leaders} for records for {self.silent_s:,.0f} s"
         state = "in the ISR, but" if self.is_in_sync else "out of the ISR,"
         waits = ": acks=all waits for it" if self.is_in_sync else ""
-        look = (
-            f"check the network between broker {self.broker} and {leaders}"
-            if self.is_silent
-            else f"check the disk, processor and network of broker {self.broker}"
-        )
+        what = f"is a slow follower of {partitions}"
+        if self.is_by_leader:
+            what = f"lags behind {leaders}, as other followers do, in {partitions}"
+            look = f"check the processor and network of {leaders}"
+        elif self.is_silent:
+            look = f"check the network between broker {self.broker} and {leaders}"
+        else:
+            look = f"check the disk, processor and network of broker {self.broker}"
         wait = "" if self.is_in_sync or self.is_silent else "wait while it catches up, else "
-        return f"broker {self.broker} is a slow follower of {partitions}: {state} {how}{waits}; {remedy or wait + look}"
+        return f"broker {self.broker} {what}: {state} {how}{waits}; {remedy or wait + look}"
 
 
 class _Kind(NamedTuple):
@@ -61,7 +67,13 @@ class _Kind(NamedTuple):
 def slow_followers(view: ClusterView) -> list[SlowFollower]:
     """Return the slow followers that their leaders have named, by broker."""
     kinds: dict[_Kind, list[tuple[TopicPartition, int, LaggingFollower]]] = {}
-    for name, leader, late in _named(view):
+    named = [*_named(view)]
+    leaders: dict[int, set[int]] = {}
+    for _, leader, late in named:
+        leaders.setdefault(late.broker_id, set()).add(leader)
+    alone = Counter(leader for (leader, *others) in leaders.values() if not others)
+    """Leaders, with the number of their followers that lag behind no other one."""
+    for name, leader, late in named:
         kind = _Kind(late.broker_id, late.broker_id in view.partitions[name].isr_nodes, _is_silent(late))
         kinds.setdefault(kind, []).append((name, leader, late))
     return [
@@ -76,6 +88,7 @@ def slow_followers(view: ClusterView) -> list[SlowFollower]:
             if any(late.behind_ms < 0 for _, _, late in replicas)
             else max(late.behind_ms for _, _, late in replicas) / 1_000,
             max(late.silent_ms for _, _, late in replicas) / 1_000,
+            len(leaders[kind.broker]) == 1 and alone[replicas[0][1]] > 1,
         )
         for kind, replicas in sorted(kinds.items())
     ]

@@ -201,7 +201,9 @@ class Status(msgspec.Struct, frozen=True):
     """As `missing_replicas`, of `under_min_isr_partitions`."""
     stalled_partitions: dict[str, list[int]] | None = None
     """`TOPIC-PARTITION` of those whose records have waited for seconds to be committed, and the members of the ISR for
-    which they may wait. None: unknown."""
+    which they wait. None: unknown."""
+    doubted_stalls: list[str] = []
+    """Those of `stalled_partitions` that wait for one of several members at least, and no leader says for which."""
     slow_followers: list[SlowFollower] = []
     """The live brokers that lag behind leaders, as these say."""
     faults: dict[int, list[str]] = {}
@@ -305,20 +307,21 @@ class Status(msgspec.Struct, frozen=True):
         if self.under_replicated_partitions:
             remedy = self._remedy(self.missing_replicas, "then wait")
             found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
-        by_awaited: dict[tuple[int, ...], list[str]] = {}
+        by_awaited: dict[tuple[bool, tuple[int, ...]], list[str]] = {}
         for name, brokers in (self.stalled_partitions or {}).items():
-            by_awaited.setdefault(tuple(brokers), []).append(name)
-        for awaited, names in by_awaited.items():
-            them = " or ".join(map(str, awaited))
+            by_awaited.setdefault((name in self.doubted_stalls, tuple(brokers)), []).append(name)
+        for (is_doubted, awaited), names in by_awaited.items():
+            them, have, until = f"broker {' or '.join(map(str, awaited))}", "has", "it does or leaves"
+            if len(awaited) > 1 and not is_doubted:
+                them, have, until = all_of("broker", awaited), "have", "they do or leave"
             see = self._logs(awaited)
-            if any(broker in self.faults for broker in awaited):
-                see = "`minibroker heal` ends the injected faults"
-            elif paused := [broker.id for broker in self.brokers if broker.paused and broker.id in awaited]:
+            if paused := [broker.id for broker in self.brokers if broker.paused and broker.id in awaited]:
                 see = listed(f"`minibroker resume {broker}`" for broker in paused)
+            elif self.faults:  # those of a leader delay its followers
+                see = "`minibroker heal` ends the injected faults"
             found.append(
-                f"{some_of(names)} with records that broker {them}, in the ISR, has not copied for {PATIENCE_S:g} s or "
-                "longer: acks=all waits until it does or leaves the ISR (replica.lag.time.max.ms); "
-                f"{see}"
+                f"{some_of(names)} with records that {them}, in the ISR, {have} not copied for {PATIENCE_S:g} s or "
+                f"longer: acks=all waits until {until} the ISR (replica.lag.time.max.ms); {see}"
             )
         for slow in self.slow_followers:
             involved = [broker for broker in (slow.broker, *slow.leaders) if broker in self.faults]
@@ -554,6 +557,7 @@ def _status(
         stalled_partitions=None
         if view.is_unknown or (nothing is None and not view.stalls)
         else {str(name): [*to] for name, to in view.stalls.items()},
+        doubted_stalls=sorted(map(str, view.doubted_stalls)),
         faults=dict(faults),
         offline_isr=sorted({b for name in view.offline_partitions() for b in asked.partitions[name].isr_nodes}),
         missing_replicas=sorted(view.missing_from_isr(view.under_replicated_partitions())),

@@ -362,7 +362,9 @@ def test_a_cut_within_the_isr_is_marked_at_once_and_names_no_culprit() -> None:
 
 def test_a_follower_in_sync_is_said_not_to_copy_only_if_records_wait_for_it() -> None:
     state = _state(*(_topic("orders", *(_partition(n, n + 1, [1, 2, 3], [1, 2, 3]) for n in range(3))),))
-    health = replace(_status(), stalled_partitions={"orders-1": [3], "orders-2": [1, 2]})
+    known = replace(_status(), stalled_partitions={"orders-1": [3], "orders-2": [1, 2]})
+    assert overview(state, Query(), known).partitions[2].detail == "broker 1 does not copy; broker 2 does not copy"
+    health = replace(known, doubted_stalls=["orders-2"])
     first, second, third = overview(state, Query(), health).partitions
     assert (first.trouble, [cell.doubt for cell in second.cells]) == ("", ["", "", "does not copy"])
     assert (second.trouble, second.detail) == ("not copied by the whole ISR", "broker 3 does not copy")

@@ -111,7 +111,7 @@ async def test_a_slow_follower_is_named_by_its_leader_and_no_other_one_under_the
             async def produce() -> None:
                 while True:
                     await producer.send("orders", b"record")
-                    await asyncio.sleep(0.01)
+                    await asyncio.sleep(0.002)
 
             load = asyncio.create_task(produce())
             for _ in range(10):
@@ -128,6 +128,10 @@ async def test_a_slow_follower_is_named_by_its_leader_and_no_other_one_under_the
             assert (named.is_in_sync, named.is_silent) == (True, False)
             assert 1 <= (named.behind_s or 0) <= slow_s
             assert named.records > 10
+            cluster.simulation.network.delay_standing(f"broker-{slow}", f"broker-{leader}", 3.0)
+            found, _ = await look(world, ADDRESSES)
+            assert found.view.stalls == {TopicPartition("orders", 0): [slow]}
+            assert found.view.doubted_stalls == frozenset()
             load.cancel()
             await asyncio.wait([load])
 

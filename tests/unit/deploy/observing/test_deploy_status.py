@@ -185,20 +185,21 @@ def test_records_that_were_there_at_the_first_look_and_are_not_committed_at_the_
 def test_the_replicas_that_may_be_waited_for_have_less_than_the_leader_or_an_unknown_size() -> None:
     view = merge([answer(partitions={0: (1, 0, [3, 1, 2])})])
     name = TopicPartition("orders", 0)
-    assert awaited(view, name, {1: {name: 700}, 2: {name: 500}, 3: {name: 700}}) == [2]
-    assert awaited(view, name, {1: {name: 700}, 3: {name: 700}}) == [2]
-    assert awaited(view, name, {2: {name: 500}}) == [2, 3]
-    assert awaited(view, name, {broker: {name: 700} for broker in (1, 2, 3)}) == [2, 3]
+    assert awaited(view, name, {1: {name: 700}, 2: {name: 500}, 3: {name: 700}}, ()) == ([2], True)
+    assert awaited(view, name, {1: {name: 700}, 3: {name: 700}}, ()) == ([2], True)
+    assert awaited(view, name, {2: {name: 500}}, ()) == ([2, 3], False)
+    assert awaited(view, name, {broker: {name: 700} for broker in (1, 2, 3)}, ()) == ([2, 3], False)
+    assert awaited(view, name, {1: {name: 700}, 2: {name: 600}, 3: {name: 500}}, {3}) == ([3], True), "the leader says"
+    assert awaited(view, name, {}, {2, 3, 4}) == ([2, 3], True)
 
 
 def test_a_follower_for_which_writes_wait_is_a_problem_though_it_is_in_sync() -> None:
     view = merge([answer(partitions={0: (1, 0, [1, 2, 3]), 1: (1, 0, [1, 2, 3]), 2: (1, 0, [1, 2, 3])})])
     names = [TopicPartition("orders", number) for number in range(3)]
-    status = status_of_view(
-        view._replace(
-            answered=frozenset(view.brokers.values()), stalls={names[0]: [2], names[1]: [2, 3], names[2]: [2]}
-        )
+    view = view._replace(
+        answered=frozenset(view.brokers.values()), stalls={names[0]: [2], names[1]: [2, 3], names[2]: [2]}
     )
+    status = status_of_view(view._replace(doubted_stalls=frozenset({names[1]})))
     assert status.is_any_partition_in_trouble
     assert problem_lines(status) == [
         "orders-0, orders-2 with records that broker 2, in the ISR, has not copied for 2 s or longer: acks=all waits "
@@ -207,6 +208,10 @@ def test_a_follower_for_which_writes_wait_is_a_problem_though_it_is_in_sync() ->
         "until it does or leaves the ISR (replica.lag.time.max.ms); look where brokers 2 and 3 run",
     ]
     assert status_object(status)["stalled_partitions"] == {"orders-0": [2], "orders-1": [2, 3], "orders-2": [2]}
+    assert problem_lines(status_of_view(view))[1].startswith(
+        "orders-1 with records that brokers 2 and 3, in the ISR, have not copied for 2 s or longer: acks=all waits "
+        "until they do or leave the ISR"
+    )
 
 
 def test_partitions_are_away_from_their_preferred_broker_only_where_that_one_could_lead() -> None:
@@ -674,6 +679,22 @@ def test_a_follower_that_copies_slowly_is_named_with_its_partitions_and_how_far_
         "broker 3 is a slow follower of orders-0: out of the ISR, up to 7 records behind, and has not asked broker 1 "
         "for records for 35 s; check the network between broker 3 and broker 1"
     ]
+
+
+def test_if_all_followers_of_a_leader_lag_behind_it_alone_that_leader_is_looked_at() -> None:
+    both = seen_lagging(late(2, 0, 1_300, 300, 24), late(3, 0, 1_300, 300, 24), isr=[1, 2, 3])
+    behind = "in the ISR, but up to 24 records and 1.3 s behind: acks=all waits for it; check the processor and network"
+    assert status_of_view(both).problems() == [
+        f"broker {broker} lags behind broker 1, as other followers do, in orders-0: {behind} of broker 1"
+        for broker in (2, 3)
+    ]
+    name = TopicPartition("orders", 1)
+    elsewhere = DescribeHealthResponse(0, 0, 2, -1, 6_000, [late(3, 1, 1_300, 300)])
+    also = both._replace(
+        partitions={**both.partitions, name: replace(both.partitions[name], leader_id=2)},
+        health={**both.health, 2: elsewhere},
+    )
+    assert [slow.is_by_leader for slow in slow_followers(also)] == [False, False], "broker 3 is slow everywhere"
 
 
 def test_a_follower_of_which_more_is_known_is_not_only_called_slow() -> None:
