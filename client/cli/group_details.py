@@ -13,11 +13,10 @@ from minibroker.client.admin import Admin
 from minibroker.client.administering.groups import GroupDescription, GroupErrors
 from minibroker.client.administering.offsets import OffsetErrors
 from minibroker.client.administering.topics import TopicDescription
+from minibroker.client.cli.terminal.output import DETAILS_WITHIN_MS
 from minibroker.client.errors import TopicErrors
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.protocol.model import TopicPartition
-
-PATIENCE_MS = 3_000
 
 
 class PartitionLag(NamedTuple):
@@ -89,7 +88,7 @@ async def end_offsets(
     admin: Admin,
     topics: Mapping[str, TopicDescription],
     partitions: Iterable[TopicPartition],
-    patience_ms: float = PATIENCE_MS,
+    patience_ms: float = DETAILS_WITHIN_MS,
 ) -> dict[TopicPartition, int]:
     """Return the ends of partitions whose leaders tell them in time."""
     wanted = set(partitions)

@@ -200,9 +200,9 @@ def _print_described(
     rows: list[list[object]] = []
     for p in topic.partitions:
         start, end, stable, sizes = details[p.partition]
-        size = None if p.leader is None else sizes.get(p.leader)
-        offline = p.offline_replicas
-        rows.append([p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, offline, start, end, stable, size])
+        told = (start, end, stable, None if p.leader is None else sizes.get(p.leader))
+        known = ["unknown" if each is None else each for each in told]
+        rows.append([p.partition, p.leader, p.leader_epoch, p.replicas, p.isr, p.offline_replicas, *known])
     left_out = set()
     if not any(p.offline_replicas for p in topic.partitions):
         left_out.add(columns.index("offline"))
@@ -357,8 +357,9 @@ async def _alter(bootstrap: str, name: str, partitions: int) -> TopicDescription
 async def _describe(
     bootstrap: str, name: str
 ) -> tuple[TopicDescription, dict[int, PartitionDetails], dict[str, str | None] | None]:
-    topic = await described(bootstrap, name)
-    return topic, *await asyncio.gather(details_of(bootstrap, topic), own_settings(bootstrap, name))
+    async with open_admin(bootstrap, topics=[name]) as admin:
+        topic = await describe_for(admin, name, AclOperation.DESCRIBE)
+        return topic, *await asyncio.gather(details_of(admin, topic), own_settings(admin, name))
 
 
 async def _names(bootstrap: str) -> list[str]:

@@ -103,6 +103,9 @@ _CLUSTER_FILE = "cluster.json"
 API_TIMEOUT_MS = 20_000
 """Time that a command waits for a cluster that answers but cannot serve yet, for instance between controllers. The
 library's default of a minute would look like a hang at a terminal."""
+DETAILS_WITHIN_MS = 1_000
+"""Details that leaders have not told by then, such as the ends of partitions, are unknown: an operator looks at a topic
+while its leader hangs, and must see the rest. A reading of the console waits as long for a broker."""
 LOOK_S = 3.0
 """Time allowed for the look-up before a change, which only serves warnings and notes."""
 

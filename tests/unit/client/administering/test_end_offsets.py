@@ -45,8 +45,7 @@ class ClusterBelowMinIsr(ScriptedCluster):
         return m.ListOffsetsResponse(0, topics)
 
 
-async def test_a_partition_whose_end_is_not_known_hides_no_other(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(group_details, "PATIENCE_MS", 500)
+async def test_a_partition_whose_end_is_not_known_hides_no_other() -> None:
     partitions = [TopicPartition("orders", 0), TopicPartition("strict", 0)]
     async with asyncio.timeout(30), ClusterBelowMinIsr() as scripted, Admin(scripted.bootstrap) as admin:
         topics = await group_details.topics_of(admin, ["orders", "strict"])

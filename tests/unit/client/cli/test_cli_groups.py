@@ -245,11 +245,7 @@ async def test_partitions_with_records_and_without_a_commit_are_counted_and_no_l
     assert [each["lag"] for each in found["partitions"]] == [None, None, None]
 
 
-def test_a_leader_that_does_not_answer_and_a_topic_that_is_gone_do_not_hide_the_rest(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setattr(group_details, "PATIENCE_MS", 300)
-
+def test_a_leader_that_does_not_answer_and_a_topic_that_is_gone_do_not_hide_the_rest() -> None:
     async def scenario(cluster: GroupCluster, command: Command) -> None:
         cluster.committed["billing"][TopicPartition("gone", 0)] = 7
         cluster.rules.append(lambda r: HANG if r.api is LIST_OFFSETS and r.node_id == 0 else None)

@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import pytest
 
 from minibroker import application
-from minibroker.client.cli.terminal.output import run_app
+from minibroker.client.cli.terminal.output import DETAILS_WITHIN_MS, run_app
+from minibroker.protocol.apis import DESCRIBE_LOG_DIRS, LIST_OFFSETS
 from minibroker.protocol.records import ControlType, encode_batch
+from tests.unit.client.scripted_broker import HANG
 from tests.unit.client.scripted_thread import ClusterThread, scripted_cluster
 
 Captured = pytest.CaptureFixture[str]
@@ -46,3 +49,15 @@ def test_describe_shows_the_last_stable_offset_where_it_is_behind(capsys: Captur
         cluster.do(lambda: cluster.cluster.log("orders").end_transaction(7, ControlType.COMMIT))
         assert "last stable" not in described(capsys, cluster)
         assert partitions(capsys, cluster)[0]["last_stable_offset"] == 3
+
+
+def test_of_a_leader_that_hangs_the_details_are_unknown_and_the_rest_does_not_wait(capsys: Captured) -> None:
+    questions = {LIST_OFFSETS, DESCRIBE_LOG_DIRS}
+    with scripted_cluster(brokers=2, partitions=2) as cluster:
+        rules = cluster.cluster.rules
+        cluster.do(lambda: rules.append(lambda r: HANG if r.api in questions and r.node_id == 0 else None))
+        began_s = time.monotonic()
+        _, first, second, *_ = described(capsys, cluster).splitlines()
+        assert time.monotonic() - began_s < 3 * DETAILS_WITHIN_MS / 1_000
+    assert first.split()[-3:] == ["unknown"] * 3
+    assert second.split()[-3:-1] == ["0", "0"]
