@@ -142,7 +142,7 @@ ifeq ($(ATTACKS),)
 endif
 	$(BIN)/python -m tests.faults.hostile $(if $(ATTACKS),--only $(ATTACKS)) $(HOSTILE_OPTIONS)
 
-# Other people's clients (kcat, librdkafka, Java's, franz-go, kafkajs, Kafka's console tools, Spark's connector), each built
+# Other people's clients (kcat, librdkafka, Java's, franz-go, kafkajs, Kafka's console tools, Streams, Connect, Spark), each built
 # from its own packages, at a cluster whose leader and coordinator are killed. CLIENTS=kcat,java-newest runs some of them;
 # CLIENT_OPTIONS=--brief tries one strategy of each client's groups.
 CLIENTS :=

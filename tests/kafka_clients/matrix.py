@@ -6,8 +6,8 @@ Each client writes records with each of its codecs and reads them back; seeks an
 that minibroker's producer wrote in columns; writes (idempotently) and reads (by assignment) while a leader is killed;
 reads in a group with each strategy, the last while its coordinator is killed; moves records in transactions while their
 coordinator is killed, is fenced and times out; and administers topics and groups. No record may be lost, duplicated,
-reordered or altered. Kafka's console tools and Spark's connector run their usual
-commands. With --brief each client's groups use one strategy, which differs between clients.
+reordered or altered. Kafka Streams counts records, exactly once. Kafka's console tools, Connect and Spark's connector
+do their usual work. With --brief each client's groups use one strategy, which differs between clients.
 
 Prints a line for each failed check, a table, and those lines again. Exit code 1 if a check failed or a client could not
 be built. SIGINT and SIGTERM also end the cluster.
@@ -33,10 +33,10 @@ import confluent_kafka
 import uvloop
 
 from minibroker.client.admin import Admin
+from minibroker.client.consumer import Consumer
 from minibroker.client.producer import Producer
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.ports import free_ports
-from minibroker.deploy.local.processes import let_signals_interrupt
 from minibroker.deploy.local.who import BrokerId, LeaderOf
 from minibroker.protocol.model import OFFSETS_TOPIC, TRANSACTIONS_TOPIC, TopicPartition, internal_partition
 from tests.kafka_clients.programs import PROGRAMS, Build, CannotBuild, Program
@@ -428,6 +428,48 @@ async def transfer(bench: Bench) -> None:
         raise Failed("; ".join(problems))
 
 
+async def counted(bench: Bench) -> None:
+    """Count records with Kafka Streams. An instance is killed, and the leaders of the result and of the group."""
+    source, topic = await bench.topic("source"), await bench.topic("counts")
+    name = f"{topic}-app"
+    feeder = Feeder(bench.bootstrap, source, bench.base_ms)
+    counts: dict[str, list[int]] = {}
+
+    async def read() -> None:
+        async with Consumer(bench.bootstrap, topics=[topic], isolation_level="read_committed") as consumer:
+            async for record in consumer:
+                counts.setdefault(str(record.key), []).append(int(record.value))
+
+    def total() -> int:
+        return sum(map(len, counts.values()))
+
+    with tempfile.TemporaryDirectory(prefix="minibroker-streams-") as directory:
+        arguments = {"topic": topic, "source": source, "id": name}
+        reading = asyncio.create_task(read())
+        try:
+            async with (
+                bench.running("count", **arguments, directory=f"{directory}/1") as first,
+                bench.running("count", **arguments, directory=f"{directory}/2") as second,
+            ):
+                await feeder.feed(FED)
+                await second.until(lambda: total() >= FED, "counts")
+                async with bench.killed(TopicPartition(topic, 0)):
+                    await feeder.feed(FED, over_s=2)
+                    await second.until(lambda: total() >= 2 * FED, "counts after a leader was killed")
+                await first.kill()
+                partitions = len((await bench.admin.describe_topic(OFFSETS_TOPIC)).partitions)
+                async with bench.killed(TopicPartition(OFFSETS_TOPIC, internal_partition(name, partitions))):
+                    await feeder.feed(FED, over_s=2)
+                    await second.until(lambda: total() >= 3 * FED, "counts after an instance was killed")
+                await second.stop()
+        finally:
+            reading.cancel()
+            await asyncio.gather(reading, return_exceptions=True)
+    wrong = {key: each for key, each in counts.items() if each != list(range(1, len(each) + 1))}
+    if wrong or total() != 3 * FED:
+        raise Failed(f"{total()} counts of {3 * FED} records; not in order: {wrong}")
+
+
 def assigned(member: Run) -> set[str]:
     held: set[str] = set()
     for line in member.lines:
@@ -473,6 +515,8 @@ async def try_program(bench: Bench, strategies: Sequence[str], tell: Tell) -> No
         checks[f"group {strategy}" + (", coordinator killed" if is_last else "")] = group(strategy, is_last)
     if "transfer" in verbs:
         checks["transactions, coordinator killed"] = transfer
+    if "count" in verbs:
+        checks["exactly once, instance, leader and coordinator killed"] = counted
     for name, check in checks.items():
         await judge(bench, name, check, tell)
     if "fence" in verbs:
@@ -587,7 +631,6 @@ def run_main(
     )
     parser.add_argument("--keep", type=Path, help="use this directory for the cluster and leave it, for its logs")
     arguments = parser.parse_args()
-    let_signals_interrupt()
     names = arguments.only.split(",")
     if unknown := [name for name in names if name not in builds]:
         parser.error(f"unknown client {unknown[0]!r}: choose from {', '.join(builds)}")

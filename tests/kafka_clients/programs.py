@@ -14,8 +14,11 @@ Each is started as `PROGRAM BOOTSTRAP VERB name=value ...`. It prints lines of c
              `last PARTITION OFFSET`.
     group    topic, group, strategy: read as a member that commits the records it has printed, until a line or the end
              of its standard input. Prints also `assigned PARTITION` and `revoked PARTITION`.
+    count    topic, source, id, directory: run an instance of a Kafka Streams application that counts the records of
+             `source` by key, exactly once, until a line or the end of its standard input, and writes each count to
+             `topic`. Prints `state NAME`.
     admin    topic: create the topic, use all of the client's administration on it and a group, and delete it. Prints
-             `ok STEP` or `bad STEP REASON`. The console tools and Spark's connector run their usual commands.
+             `ok STEP` or `bad STEP REASON`. The console tools, Connect and Spark's connector do their usual work.
     transfer topic, source, partitions, group, id, until: move the records of `source` to the same partitions of `topic`
              in transactions that include the group's offsets, until `until` records were committed. Every fourth
              transaction is aborted, and its records are moved again. Prints `moved N` and `aborted N`. Java's program
@@ -255,6 +258,21 @@ def console_tools(cache: Path) -> Program:
     return Program(TOOLS, command, strategies=(), verbs=("admin",))
 
 
+def streams(cache: Path) -> Program:
+    lib = jars(cache, "org.apache.kafka", "kafka-streams", TOOLS)
+    classes = cache / f"streams-{TOOLS}"
+    compiler = [tool("javac", "openjdk-17-jdk-headless"), "-nowarn", "-cp", f"{lib}/*", "-d", str(classes)]
+    run([*compiler, str(HERE / "streams" / "Counting.java")], cache)
+    return Program(TOOLS, java_command(f"{lib}/*:{classes}", "Counting"), strategies=(), verbs=("count",))
+
+
+def connect(cache: Path) -> Program:
+    libs = [jars(cache, "org.apache.kafka", artifact, TOOLS) for artifact in ("connect-runtime", "connect-file")]
+    java = java_command(":".join(f"{lib}/*" for lib in libs), "org.apache.kafka.connect.cli.ConnectDistributed")
+    command = [sys.executable, "-m", "tests.kafka_clients.connect.client", *java, "--"]
+    return Program(TOOLS, command, strategies=(), verbs=("admin",))
+
+
 def spark_connector_jars(cache: Path) -> str:
     """Return the jars that spark-sql-kafka needs, for `spark.jars`. Spark brings the other ones."""
     lib = jars(cache, "org.apache.spark", "spark-sql-kafka-0-10_2.13", SPARK_CONNECTOR)
@@ -277,6 +295,8 @@ PROGRAMS: dict[str, Build] = {
     "franz-go": go("franz_go", "github.com/twmb/franz-go", strategies=("range", "sticky", "cooperative-sticky")),
     "kafkajs": kafkajs,
     "console-tools": console_tools,
+    "streams": streams,
+    "connect": connect,
     "spark": spark,
 }
 
