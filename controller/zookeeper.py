@@ -32,7 +32,6 @@ import logging
 import select
 import socket
 import threading
-import time
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any
@@ -47,7 +46,8 @@ from kazoo.security import CREATOR_ALL_ACL, OPEN_ACL_UNSAFE, READ_ACL_UNSAFE
 
 from minibroker.controller.zookeeper_cut import Cut
 from minibroker.controller.zookeeper_protection import protect_all
-from minibroker.controller.zookeeper_threads import Inbox, WakeUps
+from minibroker.controller.zookeeper_size import check_size
+from minibroker.controller.zookeeper_threads import Hearing, Inbox, WakeUps
 from minibroker.controller.zookeeper_tls import TlsConnector, pending
 from minibroker.protocol import znodes
 from minibroker.protocol.connections.tls import Contexts
@@ -77,9 +77,6 @@ _logger = logging.getLogger("minibroker.zookeeper")
 
 _CHECKS_PER_TIMEOUT = 6
 """How often per session timeout the guard checks that the event loop runs."""
-
-_MAX_REQUEST_BYTES = 1_000_000
-"""ZooKeeper drops the connection for more than 1,048,575 bytes (jute.maxbuffer), so larger requests are rejected."""
 
 _ANSWER_TIMEOUT_S = 1.0
 """Seconds to wait for the response to a connect request, and for the rest of a message that has begun. kazoo would wait
@@ -186,6 +183,7 @@ class KazooSession:
         self._session_timeout_ms = session_timeout_ms
         self._loop = asyncio.get_running_loop()
         self._inbox = Inbox(self._loop)
+        self._hearing = Hearing(session_timeout_ms, self._inbox.post)
         timeout_s = max(_ANSWER_TIMEOUT_S, session_timeout_ms / 1000 / _TLS_TIMEOUTS_PER_SESSION)
         self._tls = None if contexts is None else TlsConnector(contexts, timeout_s)
         self._handler = _Handler(
@@ -195,6 +193,7 @@ class KazooSession:
             _ANSWER_TIMEOUT_S if contexts is None else timeout_s,
             is_ensemble="," in hosts,
             cut=cut,
+            hearing=self._hearing,
         )
         try:
             self._client = KazooClient(
@@ -380,7 +379,10 @@ class KazooSession:
 
     @property
     def silent_s(self) -> float:
-        return time.monotonic() - self._handler.heard_s
+        return self._hearing.silent_s
+
+    def on_heard_again(self, listener: Callable[[], None]) -> None:
+        self._hearing.on_heard_again = listener
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
@@ -424,7 +426,7 @@ class KazooSession:
         return sorted(names)
 
     async def set(self, path: str, data: bytes, version: int = -1) -> Stat:
-        _check_size(path, len(data))
+        check_size(path, len(data))
         return _stat(await self._call("set", path, self._client.set_async, self._full(path), data, version))
 
     async def delete(self, path: str, version: int = -1) -> None:
@@ -468,7 +470,7 @@ class KazooSession:
                 case Check(_, version):
                     transaction.check(path, version)
         first = operations[0].path
-        _check_size(first, size)
+        check_size(first, size)
         results = await self._call("multi", first, transaction.commit_async)
         for index, result in enumerate(results):
             # In a refused multi all operations fail: those before the culprit as "rolled back", those after it as
@@ -582,6 +584,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         answer_timeout_s: float,
         is_ensemble: bool,
         cut: Cut | None,
+        hearing: Hearing,
     ) -> None:
         super().__init__()
         self._cut = cut
@@ -593,7 +596,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
         self._inbox = inbox
         self._finish = finish
         self.session_over = False
-        self.heard_s = time.monotonic()
+        self._hearing = hearing
 
     def start(self) -> None:
         self._running = True
@@ -634,7 +637,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
             if member not in found:
                 found.append(member)
         if any(not isinstance(reader, WakeUps) for reader in ready[0]):
-            self.heard_s = time.monotonic()
+            self._hearing.heard()
         return ready
 
     def create_connection(
@@ -664,13 +667,6 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
 def _stat(stat: Any) -> Stat:
     return Stat(stat.version, stat.czxid, stat.mzxid, stat.ephemeralOwner, stat.numChildren)
-
-
-def _check_size(path: str, size: int) -> None:
-    if size > _MAX_REQUEST_BYTES:
-        raise ZooKeeperError(
-            f"a request for {path} has {size} bytes: ZooKeeper accepts at most {_MAX_REQUEST_BYTES}; split it"
-        )
 
 
 def _translate(error: Exception, verb: str, path: str) -> ZooKeeperError:

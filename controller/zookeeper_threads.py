@@ -5,12 +5,17 @@ from __future__ import annotations
 import asyncio
 import socket
 import threading
+import time
 from collections import deque
 from collections.abc import Callable
 from typing import Any
 
 _DELIVERIES_PER_TURN = 500
 """Posts that the inbox delivers in one turn of the loop, so that a backlog does not block the loop."""
+_PINGS_PER_TIMEOUT = 3
+"""How often per session timeout kazoo pings."""
+_PING_SLACK_S = 1.0
+"""An answer to a ping may be this late before it counts as missing."""
 
 
 class Inbox:
@@ -76,3 +81,23 @@ class WakeUps:
     def close(self) -> None:
         self._reader.close()
         self._writer.close()
+
+
+class Hearing:
+    """When ZooKeeper was last heard of. kazoo's thread calls `heard`, and the loop reads."""
+
+    def __init__(self, session_timeout_ms: int, post: Callable[[Callable[[], object]], None]) -> None:
+        self._late_s = session_timeout_ms / 1_000 / _PINGS_PER_TIMEOUT + _PING_SLACK_S
+        self._post = post
+        self._heard_s = time.monotonic()
+        self.on_heard_again: Callable[[], object] = lambda: None
+        """Called on the loop after a silence that is longer than an answer to a ping may take."""
+
+    @property
+    def silent_s(self) -> float:
+        return time.monotonic() - self._heard_s
+
+    def heard(self) -> None:
+        if self.silent_s > self._late_s:
+            self._post(self.on_heard_again)
+        self._heard_s = time.monotonic()

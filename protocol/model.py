@@ -87,6 +87,10 @@ class ZooKeeperContact(NamedTuple):
     away_s: float | None
     """Seconds since ZooKeeper was last heard of, or the connection was lost. None: there is one."""
     session_timeout_ms: int
+    losses: int = 0
+    """How many times the connection was lost, or ZooKeeper did not answer a ping in time, since the broker started."""
+    recent_losses: int = 0
+    """Those of the last minute."""
 
 
 class Member(NamedTuple):

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 
-from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
 
 from minibroker.protocol.model import ZooKeeperContact
@@ -15,4 +15,9 @@ def zookeeper_metrics(contact: ZooKeeperContact) -> Iterator[Metric]:
         "minibroker_zookeeper_away_seconds",
         "Seconds since the connection to ZooKeeper was lost; 0: there is one",
         contact.away_s or 0.0,
+    )
+    yield CounterMetricFamily(
+        "minibroker_zookeeper_connection_losses",
+        "How many times the connection to ZooKeeper was lost, or a ping was not answered in time",
+        contact.losses,
     )

@@ -22,6 +22,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Callable, Collection, Sequence
 from contextlib import suppress
 from enum import Enum
@@ -74,6 +75,9 @@ _COMPLAINT_INTERVAL_S = 10.0
 
 _PING_SLACK_S = 1.0
 """An answer to a ping may be this late before it counts as missing."""
+
+_RECENT_S = 60.0
+_MOST_REMEMBERED = 1_000
 
 _EXPIRY_SLACK_S = 2.0
 """ZooKeeper rounds the end of a session up to its next tick, which lasts 2 s by default."""
@@ -166,6 +170,9 @@ class Registration:
         self._session: ZooKeeperSession | None = None
         self._lost_at_s: float | None = None
         """When ZooKeeper was heard of for the last time, if the connection is lost and not back yet."""
+        self._lost_times = 0
+        self._losses: deque[float] = deque(maxlen=_MOST_REMEMBERED)
+        """The moments of the last losses."""
         self._former_session_ids: set[int] = set()
         self._cluster_id: str | None = None
         self._broker_epoch = NO_EPOCH
@@ -194,11 +201,14 @@ class Registration:
         return self._session is not None and self._session.state is SessionState.CONNECTED
 
     def contact(self) -> ZooKeeperContact:
+        now_s = self._world.clock.monotonic()
         silent_s = 0.0 if self._session is None else self._session.silent_s
+        lost_s = 0.0 if self._lost_at_s is None else now_s - self._lost_at_s
+        away_s: float | None = max(silent_s, lost_s)
         if self.is_connected and silent_s < self._session_timeout_ms / 1_000 / 3 + _PING_SLACK_S:
-            return ZooKeeperContact(None, self._session_timeout_ms)
-        lost_s = 0.0 if self._lost_at_s is None else self._world.clock.monotonic() - self._lost_at_s
-        return ZooKeeperContact(max(silent_s, lost_s), self._session_timeout_ms)
+            away_s = None
+        recent = sum(1 for lost_at_s in self._losses if lost_at_s > now_s - _RECENT_S)
+        return ZooKeeperContact(away_s, self._session_timeout_ms, self._lost_times, recent)
 
     @property
     def broker_epoch(self) -> int:
@@ -310,7 +320,16 @@ class Registration:
         session = await self._world.zookeeper.connect(self._servers, self._session_timeout_ms, self._connect_timeout_ms)
         self._session, self._lost_at_s = session, None
         session.on_state(lambda state: self._state_changed(session, state))
+        session.on_heard_again(lambda: self._heard_again(session))
         return session
+
+    def _heard_again(self, session: ZooKeeperSession) -> None:
+        if session is self._session and session.state is SessionState.CONNECTED:  # else the loss has been counted
+            self._count_loss()
+
+    def _count_loss(self) -> None:
+        self._lost_times += 1
+        self._losses.append(self._world.clock.monotonic())
 
     def _state_changed(self, session: ZooKeeperSession, state: SessionState) -> None:
         if session is not self._session:
@@ -321,6 +340,7 @@ class Registration:
         else:
             if self._lost_at_s is None:
                 self._lost_at_s = self._world.clock.monotonic() - session.silent_s
+                self._count_loss()
             for listener in self._lost_listeners:
                 listener(state)
 

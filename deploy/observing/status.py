@@ -80,6 +80,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Seconds since it lost its connection to ZooKeeper, as it says. None: it has one, or does not say."""
     zookeeper_session_timeout_s: float | None = None
     """After so long without a connection, its session with ZooKeeper ends. None: it does not say."""
+    zookeeper_losses: int = 0
+    """How many times it lost its connection to ZooKeeper in the last minute, or did not hear from ZooKeeper in time."""
 
     def problem(self, is_unknown: bool, faults: Sequence[str] = ()) -> str | None:
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
@@ -511,6 +513,7 @@ class _Told(TypedDict, total=False):
     zookeeper_away_s: float | None
     zookeeper_session_timeout_s: float | None
     slow_disks: list[SlowDisk]
+    zookeeper_losses: int
 
 
 def _told(view: ClusterView, broker_id: int) -> _Told:
@@ -525,6 +528,7 @@ def _told(view: ClusterView, broker_id: int) -> _Told:
         "slow_disks": [
             SlowDisk(one.log_dir, one.calls, one.longest_ms / 1_000, one.longest_call) for one in health.slow_disks
         ],
+        "zookeeper_losses": health.zookeeper_losses,
     }
 
 

@@ -19,6 +19,8 @@ from minibroker.protocol.model import TopicPartition
 from minibroker.protocol.words import all_of, counted
 
 INTERVAL_S = 1.0
+MANY_LOSSES = 3
+"""From so many losses of the connection to ZooKeeper in a minute on, `status` mentions them."""
 
 
 class Glance(NamedTuple):
@@ -55,6 +57,12 @@ def status_lines(found: Status) -> list[str]:
         lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}{cut}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
+    lines += [
+        f"broker {broker.id} lost touch with ZooKeeper {broker.zookeeper_losses} times in the last minute: "
+        "check ZooKeeper and the network between the two"
+        for broker in found.brokers
+        if broker.zookeeper_losses >= MANY_LOSSES
+    ]
     lines += fault_lines(found)
     if found.reassigning_partitions:
         lines.append(f"moving, {found.reassignments}: {some_of(found.reassigning_partitions)}")

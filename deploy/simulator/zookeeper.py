@@ -373,6 +373,9 @@ class VirtualSession:
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
 
+    def on_heard_again(self, listener: Callable[[], None]) -> None:
+        """It is silent only without a connection."""
+
     # -- calls --
 
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:

@@ -136,6 +136,8 @@ class DescribeHealthResponse(Message):
     lagging_followers: Annotated[list[LaggingFollower], Meta(max_length=1_000)] = []
     """Those that have been behind for the longest."""
     slow_disks: Annotated[list[SlowDisk], Meta(max_length=1_000)] = []
+    zookeeper_losses: Int32 = 0
+    """How many times the connection to ZooKeeper was lost in the last minute, or ZooKeeper not heard in time."""
 
 
 # --- DescribeTimeline (125) ------------------------------------------------------------------------------------------

@@ -314,6 +314,11 @@ class ZooKeeperSession(Protocol):
         """Call `listener` in the event loop at every later change of the state."""
         ...
 
+    def on_heard_again(self, listener: Callable[[], None]) -> None:
+        """Call `listener` in the event loop when ZooKeeper is heard of again after it has not answered a ping in time.
+        The connection may not have been lost. There is one listener at most."""
+        ...
+
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:
         """Create a node and return its path, with its number if sequential. Raises NodeExists, NoNode (no parent)."""
         ...

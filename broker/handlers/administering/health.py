@@ -34,6 +34,7 @@ async def handle_describe_health(services: Services, request: Request, _body: De
                     SlowDisk(slow.log_dir, slow.calls, round(slow.longest_s * 1_000), slow.longest)
                     for slow in services.slow_disks()
                 ],
+                contact.recent_losses,
             )
         )
 

@@ -13,7 +13,8 @@ import minibroker
 from minibroker import sync
 from minibroker.deploy.local.faulty_cluster import FaultyCluster
 from minibroker.deploy.looking import view_and_status
-from minibroker.deploy.observing.status import Status
+from minibroker.deploy.observing.status import BrokerStatus, Status
+from minibroker.deploy.observing.status_screen import MANY_LOSSES, status_lines
 from minibroker.deploy.testing import isolation
 from minibroker.protocol.model import TopicPartition
 from minibroker.testing import SyncLocalCluster
@@ -108,6 +109,23 @@ def test_a_controller_that_is_cut_from_zookeeper_is_followed_by_another(cluster:
     [problem] = [text for text in status_elsewhere(cluster).problems() if text.startswith(f"broker {controller} ")]
     assert "runs but is not in the cluster, since it has had no connection to ZooKeeper for " in problem
     cluster.heal()
+    cluster.wait_healthy(120)
+
+
+def test_a_connection_to_zookeeper_that_comes_and_goes_is_mentioned(cluster: SyncLocalCluster) -> None:
+    files = FaultyCluster(cluster.directory)
+
+    def of_broker() -> BrokerStatus:
+        [found] = [broker for broker in files.status().brokers if broker.id == 2]
+        return found
+
+    for number in range(1, MANY_LOSSES + 1):
+        cluster.cut(2, "zookeeper")
+        until_true(lambda: of_broker().zookeeper_away_s is not None)
+        cluster.heal()
+        until_true(lambda: of_broker().zookeeper_losses >= number)  # noqa: B023 - it is called at once
+    [line] = [line for line in status_lines(files.status()) if "lost touch" in line]
+    assert line.startswith("broker 2 lost touch with ZooKeeper ")
     cluster.wait_healthy(120)
 
 

@@ -694,7 +694,7 @@ def test_time_in_which_the_process_does_not_run_does_not_count() -> None:
 
 
 @run_by(on_virtual_loop)
-async def test_a_broker_tells_for_how_long_it_has_not_reached_zookeeper() -> None:
+async def test_a_broker_tells_for_how_long_and_how_often_it_has_not_reached_zookeeper() -> None:
     cluster = VirtualCluster(Simulation(), 1, {"metrics.listener": f"0.0.0.0:{PORT}"})
     await cluster.start()
     world = cluster.client("client")
@@ -706,6 +706,12 @@ async def test_a_broker_tells_for_how_long_it_has_not_reached_zookeeper() -> Non
         assert (health.broker_id, health.zookeeper_session_timeout_ms) == (0, 6_000)
         return page["minibroker_zookeeper_away_seconds", frozenset()], health.zookeeper_away_ms / 1_000
 
+    async def losses() -> tuple[float, int]:
+        page = samples((await ask(world.network, "broker-0", GET)).body)
+        connection = await open_connection(world.network, "broker-0", DATA_PORT, client_id="t", timeout_s=1)
+        health = await connection.request(DESCRIBE_HEALTH, DescribeHealthRequest())
+        return page["minibroker_zookeeper_connection_losses_total", frozenset()], health.zookeeper_losses
+
     async def program() -> None:
         assert await away_s() == (0, -0.001)
         cluster.simulation.zookeeper.cut("broker-0")
@@ -716,6 +722,15 @@ async def test_a_broker_tells_for_how_long_it_has_not_reached_zookeeper() -> Non
         async with asyncio.timeout(30):
             while await away_s() != (0, -0.001):
                 await asyncio.sleep(0.1)
+        assert await losses() == (1, 1)
+        for _ in range(3):
+            cluster.simulation.zookeeper.cut("broker-0")
+            await asyncio.sleep(2)
+            cluster.simulation.zookeeper.uncut("broker-0")
+            await asyncio.sleep(2)
+        assert await losses() == (4, 4)
+        await asyncio.sleep(60)
+        assert await losses() == (4, 0)
 
     await world.process.run(program())
 
