@@ -12,7 +12,7 @@ from typing import Annotated
 import typer
 
 from minibroker.client.administering.groups import GROUP_STATES, GroupErrors, GroupListing, MemberDescription, named
-from minibroker.client.cli.group_details import GroupDetails, details_of
+from minibroker.client.cli.group_details import NOBODYS_TOPIC, GroupDetails, details_of, refuses_one_of
 from minibroker.client.cli.group_resets import Reset, Shift, planned
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.hints import pastable
@@ -27,6 +27,7 @@ from minibroker.client.cli.terminal.output import (
     YesOption,
     bootstrap_servers,
     confirm,
+    inform,
     print_json,
     print_lines,
     print_table,
@@ -37,7 +38,7 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.cli.terminal.start_position import StartPosition, parse_start_position
 from minibroker.client.cli.timelines.words import date_and_time, milliseconds
 from minibroker.client.cli.topics import checked_topic, named_partitions, open_admin
-from minibroker.client.errors import BrokersFailed
+from minibroker.client.errors import BrokersFailed, acl_commands
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.words import counted, plural, printable
 
@@ -94,6 +95,7 @@ def describe(
             run(_watch(servers, group, format))
         return
     details = run(_describe(servers, group))
+    _tell_missing_right(details)
     if format is Format.JSON:
         print_json(_object(details))
     else:
@@ -237,6 +239,7 @@ async def _watch(bootstrap: str, group: str, format: Format) -> None:
     on_terminal = sys.stdout.isatty() and format is Format.TABLE
     async with open_admin(bootstrap, groups=[group]) as admin:
         details, problem = await details_of(admin, group), ""
+        _tell_missing_right(details)
         with text_in_place() if on_terminal else nullcontext() as show:
             while True:
                 if show is not None:
@@ -262,10 +265,7 @@ async def _plan(
         await _refuse_members(bootstrap, [group], needs, may_be_new=True)
     except BrokerError as error:
         if not topics and error.code is ErrorCode.GROUP_AUTHORIZATION_FAILED:
-            error.add_note(
-                f"Give it for each topic of the group instead of {_ANY_TOPIC}, which `groups describe "
-                f"{shlex.quote(group)}` shows to an administrator."
-            )
+            error.add_note(_instead_of_any_topic(group))
         raise
     async with open_admin(bootstrap, topics=topics, groups=[group], needs=needs if topics else ()) as admin:
         if topics:
@@ -273,10 +273,10 @@ async def _plan(
         else:
             partitions = list(await admin.list_group_offsets(group))
             if not partitions:
-                hidden = ", or only in topics that this user may not Describe" if security.chosen() else ""
+                if await refuses_one_of(admin, [NOBODYS_TOPIC]):
+                    raise _nothing_seen(group, needs)
                 nothing = MinibrokerError(
-                    f"group {group} has committed nothing{hidden}: see `minibroker groups list`, or name a topic with "
-                    "--topic"
+                    f"group {group} has committed nothing: see `minibroker groups list`, or name a topic with --topic"
                 )
                 await admin.suggest_groups(nothing)
                 raise nothing
@@ -285,6 +285,25 @@ async def _plan(
 
 _ANY_TOPIC = "TOPIC"
 """Stands for the topics of a group whose offsets the user may not see."""
+
+
+def _instead_of_any_topic(group: str) -> str:
+    return (
+        f"Give it for each topic of the group instead of {_ANY_TOPIC}, which `groups describe {shlex.quote(group)}` "
+        "shows to an administrator."
+    )
+
+
+def _nothing_seen(group: str, needs: Sequence[str]) -> MinibrokerError:
+    """Return the error if a user who may not Describe all topics sees no commit of the group."""
+    principal = security.principal()
+    who, commands = principal or "this client", acl_commands(principal, needs)
+    error = MinibrokerError(
+        f"group {group} has committed nothing, or only in topics that {who} may not Describe: an administrator can "
+        f"allow the command with {commands}"
+    )
+    error.add_note(_instead_of_any_topic(group))
+    return error
 
 
 def _reset_needs(group: str, topics: Iterable[str]) -> list[str]:
@@ -337,6 +356,11 @@ async def _delete(bootstrap: str, groups: Sequence[str], needs: str) -> GroupErr
                 raise
             return failed
     return None
+
+
+def _tell_missing_right(details: GroupDetails) -> None:
+    if (missing := details.missing_right(security.principal())) is not None:
+        inform(missing)
 
 
 # --- Output ------------------------------------------------------------------------------------------------------

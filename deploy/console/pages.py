@@ -463,6 +463,7 @@ def group_sections(groups: Groups | None, query: Query, lags_of: LagsOf, now_s: 
         return {"failed": section("failed"), "groups": section("groups")}
     problems = [f"Group {group} could not be read: {error}" for group, error in groups.failed.items()]
     problems += [f"Broker {broker} did not list its groups." for broker in groups.silent]
+    problems += groups.missing_rights
     at, pages, _ = page_of(range(groups.selected), query.page, GROUPS_A_PAGE)
     return {
         "failed": section(

@@ -23,11 +23,18 @@ from minibroker.client.administering.log_dirs import LogDirReplica
 from minibroker.client.administering.reassignment import PartitionReassignment
 from minibroker.client.administering.timeline import Entry, TimelineReader, merged
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
-from minibroker.client.cli.group_details import GroupDetails, PartitionLag, end_offsets, topics_of
+from minibroker.client.cli.group_details import (
+    NOBODYS_TOPIC,
+    GroupDetails,
+    PartitionLag,
+    end_offsets,
+    refuses_one_of,
+    topics_of,
+)
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.timelines.timeline import entries_in_files, entries_of_all
 from minibroker.client.consumer import Consumer
-from minibroker.client.errors import BrokersFailed, InvalidSetting, TopicErrors
+from minibroker.client.errors import BrokersFailed, InvalidSetting
 from minibroker.client.group.commits import OffsetAndMetadata
 from minibroker.deploy.console.record_page import ALL_BROKERS, Settings
 from minibroker.deploy.console.records import (
@@ -47,7 +54,7 @@ from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
 from minibroker.deploy.observing.cluster_view import ASK_END_OFFSETS_TIMEOUT_S, SLOW_AFTER_S
-from minibroker.deploy.observing.rights import DENIED, NOBODYS_TOPIC, names_denied
+from minibroker.deploy.observing.rights import DENIED, names_denied
 from minibroker.deploy.observing.status import Status
 from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
 from minibroker.protocol.faults import Faults
@@ -173,7 +180,7 @@ class Reader:
             self._rights_at_s = time.monotonic()
             try:
                 async with asyncio.timeout(ANSWER_WITHIN_S):
-                    self._hides_topics = await _is_refused_one(admin, [NOBODYS_TOPIC, *await _topics_denied(admin)])
+                    self._hides_topics = await refuses_one_of(admin, [NOBODYS_TOPIC, *await _topics_denied(admin)])
             except (TimeoutError, MinibrokerError):
                 pass  # what was known before holds
         return self._hides_topics
@@ -315,7 +322,7 @@ class Reader:
             described = dict(failed_groups.results)
             errors = {group: str(error) for group, error in failed_groups.errors.items()}
         committed, more_errors = await _committed(admin, described)
-        topics = await topics_of(
+        topics, refused = await topics_of(
             admin,
             {p.topic for offsets in committed.values() for p in offsets}
             | {p.topic for each in described.values() for member in each.members for p in member.partitions or ()},
@@ -331,9 +338,19 @@ class Reader:
         for group, partitions in parts.items():
             owners = {p: member.member_id for member in described[group].members for p in member.partitions or ()}
             lags = (PartitionLag(p, committed[group].get(p), ends.get(p), owners.get(p)) for p in partitions)
-            details.append(GroupDetails(described[group], tuple(lags)))
+            owned = {p.topic for p in owners}
+            details.append(
+                GroupDetails(
+                    described[group],
+                    tuple(lags),
+                    tuple(topic for topic in refused if topic in owned),
+                    not committed[group] and owned.isdisjoint(refused) and await self._may_hide_topics(admin),
+                )
+            )
         hides_groups = not listed and await _refuses_the_cluster(admin)
-        return Groups(tuple(details), errors | more_errors, len(selected), silent, hides_groups)
+        principal = security.principal()
+        missing_rights = tuple(text for each in details if (text := each.missing_right(principal)) is not None)
+        return Groups(tuple(details), errors | more_errors, len(selected), silent, hides_groups, missing_rights)
 
     async def records(self, reading: RecordReading) -> Records:
         """Raises MinibrokerError if no broker answers."""
@@ -494,17 +511,6 @@ async def _topics_denied(admin: Admin) -> list[str]:
         return [name for name in names_denied(await admin.describe_acls(DENIED)) if topic_name_problem(name) is None]
     except BrokerError:
         return []
-
-
-async def _is_refused_one(admin: Admin, topics: Sequence[str]) -> bool:
-    try:
-        await admin.describe_topics(topics)
-    except TopicErrors as failed:
-        return any(
-            isinstance(error, BrokerError) and error.code is ErrorCode.TOPIC_AUTHORIZATION_FAILED
-            for error in failed.errors.values()
-        )
-    return False
 
 
 async def _refuses_the_cluster(admin: Admin) -> bool:

@@ -69,6 +69,8 @@ class Groups(NamedTuple):
     """Brokers that did not list their groups."""
     hides_groups: bool = False
     """Whether there may be groups that the console's user may not see, if it sees none."""
+    missing_rights: tuple[str, ...] = ()
+    """Sentences: which right this user lacks to see the offsets of a group, and the remedy."""
 
     @property
     def lags(self) -> dict[str, int | None]:

@@ -34,8 +34,6 @@ from minibroker.protocol.messages import MetadataRequest, MetadataResponse
 from minibroker.protocol.words import all_of
 
 ALL_TOPICS = "*"
-NOBODYS_TOPIC = "-.-"
-"""As `ALL_TOPICS`, where the name must be a legal one."""
 TOPICS = "--operation Describe --operation DescribeConfigs --topic '*'"
 CONFIGS = "--operation DescribeConfigs --topic '*'"
 CLUSTER = "--operation Describe --cluster"

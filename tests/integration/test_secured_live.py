@@ -120,6 +120,53 @@ def test_the_rights_for_all_offsets_of_a_group_are_named_at_once(cluster: SyncLo
     until_true(lambda: run(file, words).returncode == 0)
 
 
+def test_who_may_describe_a_group_and_none_of_its_topics_learns_the_right_that_is_missing(
+    cluster: SyncLocalCluster,
+) -> None:
+    file = _file_of_new_user("gil", cluster)
+
+    def run(config: Path, *words: str) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-m", "minibroker", "--command-config", str(config), *words]
+        command += ["--bootstrap", cluster.bootstrap_servers]
+        return subprocess.run(command, capture_output=True, text=True, timeout=120, check=False)
+
+    administrator = cluster.directory / "client.properties"
+    allow = ("acls", "add", "--allow-principal", "User:gil")
+    with sync.Consumer(
+        cluster.bootstrap_servers, topics=["orders"], group="seen", auto_offset_reset="latest", **cluster.security()
+    ) as consumer:
+        consumer.poll(timeout_ms=1)
+        run(administrator, *allow, "--operation", "Read", "--operation", "Describe", "--group", "seen")
+        until_true(lambda: "group seen: Stable" in run(file, "groups", "describe", "seen").stdout)
+        described = run(file, "groups", "describe", "seen")
+        assert "without a commit" not in described.stdout
+        assert described.stderr.startswith("User:gil may not Describe topic orders, so the offsets of group seen there")
+        assert "acls add --allow-principal User:gil --operation Describe --topic orders --bootstrap" in described.stderr
+        consumer.commit({TopicPartition("orders", 0): 0})
+    described = run(file, "groups", "describe", "seen")
+    assert described.stderr.startswith("User:gil may not Describe all topics, so group seen may have offsets that are")
+    refused = run(file, "groups", "reset-offsets", "seen", "--all", "--to", "earliest", "--yes")
+    assert "or only in topics that User:gil may not Describe: an administrator can allow the command" in refused.stderr
+    assert _groups_of_the_console(file, cluster.bootstrap_servers)[0].startswith("User:gil may not Describe all topics")
+    run(administrator, *allow, "--operation", "Describe", "--topic", "orders")
+    until_true(lambda: run(file, "groups", "describe", "seen").stderr == "")
+
+
+def _groups_of_the_console(config: Path, bootstrap: str) -> tuple[str, ...]:
+    async def look() -> tuple[str, ...]:
+        reader = Reader(lambda: bootstrap, None)
+        try:
+            return (await reader.groups(Query())).missing_rights
+        finally:
+            await reader.close()
+
+    security.choose(config)
+    try:
+        return asyncio.run(look())
+    finally:
+        security.choose(None)
+
+
 def test_rights_for_a_name_that_does_not_exist_are_added_with_a_warning(cluster: SyncLocalCluster) -> None:
     cluster.add_user("shop")
 

@@ -48,7 +48,7 @@ class ClusterBelowMinIsr(ScriptedCluster):
 async def test_a_partition_whose_end_is_not_known_hides_no_other() -> None:
     partitions = [TopicPartition("orders", 0), TopicPartition("strict", 0)]
     async with asyncio.timeout(30), ClusterBelowMinIsr() as scripted, Admin(scripted.bootstrap) as admin:
-        topics = await group_details.topics_of(admin, ["orders", "strict"])
+        topics, _ = await group_details.topics_of(admin, ["orders", "strict"])
         assert await group_details.end_offsets(admin, topics, partitions) == {partitions[0]: 7}
 
 

@@ -653,6 +653,11 @@ def test_a_group_shows_members_partitions_and_lag() -> None:
     assert html["groups"].count("billing-app") == 2
     assert "25 groups, page 2 of 3" in html["groups"]
     assert "Broker 4 did not list its groups." in html["failed"]
+    refused = GroupDetails(group, lags, refused=("orders",))
+    assert refused.without_commit == 0
+    hidden = groups._replace(details=(refused,), missing_rights=(refused.missing_right("User:bob") or "",))
+    html = pages.group_sections(hidden, Query(), lambda _: (), 0.0)
+    assert "User:bob may not Describe topic orders" in html["failed"]
 
 
 def test_a_group_shows_its_lag_over_time_and_its_last_rebalances_with_their_reasons() -> None:
