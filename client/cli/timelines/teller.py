@@ -454,22 +454,26 @@ class Teller:
     def _elections(self, turn: Entry) -> Iterator[Step]:
         states = turn.get("states", [])
         elected = [state for state in states if _is_election(state)]
+        others = [state for state in states if not _is_election(state)]
         omitted = turn.get("states_omitted", 0)
-        if elected:
-            count = counted(turn["elected"] if omitted else len(elected), "partition")
+        # The entry counts all elections, and lists the first states.
+        more_elected = turn["elected"] - len(elected) if omitted else 0
+        if elected or more_elected:
+            count = counted(len(elected) + more_elected, "partition")
             text = f"New leaders are elected for {count}, each from the in-sync replicas (the ISR)."
             if not all(state["leader"] in state.get("isr_before", state["isr"]) for state in elected):
                 text = f"New leaders are elected for {count}: from the in-sync replicas (the ISR) or, if none of these "
                 text += "is alive, from the others."
             if any(state["leader"] == NO_LEADER for state in elected):
                 text = f"New leaders are sought for {count}; a partition without a live in-sync replica gets none."
-            more = turn["elected"] - len(elected) if omitted else 0
             at_ms = turn["written_at_ms"] if omitted else elected[-1]["at_ms"]
-            yield self._step(turn, at_ms, text, tuple(cut(state_lines(elected), more)))
-        others = [state for state in states if not _is_election(state)]
-        if others and not omitted:
-            text = f"In {counted(len(others), 'partition')} the leader stays, and the in-sync replicas change."
-            yield self._step(turn, others[-1]["at_ms"], text, tuple(cut(state_lines(others))))
+            yield self._step(turn, at_ms, text, tuple(cut(state_lines(elected), more_elected)))
+        more_others = omitted - more_elected
+        if others or more_others:
+            count = counted(len(others) + more_others, "partition")
+            text = f"In {count} the leader stays, and the in-sync replicas change."
+            at_ms = turn["written_at_ms"] if omitted else others[-1]["at_ms"]
+            yield self._step(turn, at_ms, text, tuple(cut(state_lines(others), more_others)))
 
 
 def _is_news(resignation: Entry) -> bool:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
 from datetime import UTC, datetime
@@ -14,6 +15,7 @@ from minibroker.protocol.words import all_of, counted, says_full_disk
 SHOWN = 8
 """Lines of one kind; `--format json` has more."""
 INDENT = " " * 4
+_MORE = re.compile(r"and (\d+) more")
 
 
 class Told(NamedTuple):
@@ -182,7 +184,7 @@ def _details(entry: Entry) -> Iterator[str]:
     states = entry.get("states", [])
     yield from cut(state_lines(states), entry.get("states_omitted", 0))
     yield from cut([write for write in entry.get("writes", []) if not (states and write.startswith("write "))])
-    yield from cut([f"order to {order}" for order in orders(entry.get("sent", []))])
+    yield from cut([f"order to {order}" for order in orders(entry.get("sent", []))], entry.get("sent_omitted", 0))
     if entry["event"] == "Startup":
         yield f"every write checks that /controller_epoch is at version {entry.get('epoch_version', '?')}"
     yield from _times(entry)
@@ -256,7 +258,9 @@ def _times(entry: Entry) -> Iterator[str]:
 
 
 def cut(lines: Sequence[str], omitted: int = 0) -> list[str]:
-    """Return the first lines, and the number of the others."""
+    """Return the first lines, and the number of the others. The last line may be the broker's own `and N more`."""
+    if lines and (told := _MORE.fullmatch(lines[-1])) is not None:
+        lines, omitted = lines[:-1], omitted + int(told[1])
     more = max(0, len(lines) - SHOWN) + omitted
     return [*lines[:SHOWN], f"and {more} more"] if more > 0 else list(lines)
 

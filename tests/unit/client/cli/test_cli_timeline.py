@@ -801,6 +801,8 @@ def test_of_thousands_of_partitions_all_are_counted_though_only_some_are_named()
     [elections] = [step for step in story.steps if "elected for" in step.text]
     assert elections.text.startswith("New leaders are elected for 400 partitions")
     assert elections.details[-1] == "and 399 more"
+    [kept] = [step for step in story.steps if "the leader stays" in step.text]
+    assert (kept.text.partition(" the ")[0], kept.details[-1]) == ("In 600 partitions", "and 599 more")
     assert "Broker 2 has assumed its role in 4 partitions" in story.steps[-1].text
 
 
@@ -858,6 +860,26 @@ def test_long_lists_are_cut_and_an_event_without_words_is_told_by_its_cause() ->
     told = tell(recorder.entries[0])
     assert told.text == "Partitions are moved."
     assert told.details[-2:] == (f"remove /{SHOWN - 1}", "and 3 more")
+
+
+def test_lists_that_the_broker_has_cut_are_cut_further_with_the_number_of_all_others() -> None:
+    recorder = Recorder()
+    recorder.add(
+        0,
+        1,
+        1,
+        "BrokerChange",
+        lost=[2],
+        writes=[*(f"remove /{n}" for n in range(200)), "and 50 more"],
+        sent=[order("LeaderAndIsr", 3)],
+        sent_omitted=7,
+    )
+    *_, writes, sent, more = tell(recorder.entries[0]).details
+    assert (writes, sent, more) == (
+        f"and {250 - SHOWN} more",
+        "order to broker 3: LeaderAndIsr, 2 partitions",
+        "and 7 more",
+    )
 
 
 def test_timelines_are_merged_by_epoch_first_as_clocks_differ() -> None:
