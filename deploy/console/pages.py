@@ -35,7 +35,7 @@ from minibroker.deploy.console.views import (
 )
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S
 from minibroker.deploy.observing.status import Status
-from minibroker.deploy.observing.status_screen import fault_lines, problem_lines
+from minibroker.deploy.observing.status_screen import MANY_LOSSES, fault_lines, problem_lines
 from minibroker.protocol.words import counted, in_bytes, listed
 
 ROWS_KEPT = 2_000
@@ -216,6 +216,8 @@ def session_words(broker: BrokerView) -> Content:
         late = f"; it answers, but not within {SLOW_AFTER_S:g} s" if broker.state == "slow" else ""
         if broker.is_without_zookeeper:
             late = "; no connection to ZooKeeper"
+        elif broker.zookeeper_losses >= MANY_LOSSES:
+            late = f"; lost touch with ZooKeeper {broker.zookeeper_losses} times in the last minute"
         return ("registered" if session.timeout_s is None else f"registered, timeout {session.timeout_s:g} s") + late
     if session.answered_ago_s is None:
         words = ["no answer for at least ", _passing(session.unanswered_for_s, 1)]

@@ -60,6 +60,8 @@ class BrokerView(NamedTuple):
     faults: tuple[str, ...] = ()
     """Those that it was ordered to have, in words."""
     is_without_zookeeper: bool = False
+    zookeeper_losses: int = 0
+    """See `BrokerStatus.zookeeper_losses`."""
 
 
 class Cell(NamedTuple):
@@ -132,6 +134,8 @@ class _Seen(NamedTuple):
     the cut is."""
     without_zookeeper: Set[int]
     """See `Status.cut_from_zookeeper`."""
+    zookeeper_losses: Mapping[int, int]
+    """By broker."""
 
 
 def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
@@ -147,6 +151,7 @@ def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
         {(name, late.broker) for late in lagging if late.is_in_sync for name in late.partitions},
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
         set() if health is None else set(health.cut_from_zookeeper),
+        {} if health is None else {each.id: each.zookeeper_losses for each in health.brokers},
     )
 
 
@@ -354,6 +359,7 @@ def _brokers(seen: _Seen) -> Iterator[BrokerView]:
             state.sessions.get(broker_id, NO_SESSION),
             tuple(faults.described(state.faults[broker_id])) if broker_id in state.faults else (),
             broker_id in seen.without_zookeeper,
+            seen.zookeeper_losses.get(broker_id, 0),
         )
 
 

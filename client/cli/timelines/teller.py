@@ -371,11 +371,17 @@ class Teller:
             )
             silent = self._silent(turn["lost"], turn)
             self._noticed_late |= bool(silent)
-            if silent := [broker for broker in silent if broker not in turn.get("added", [])]:
-                sessions = "its session" if len(silent) == 1 else "their sessions"
+            unheard = {each["broker"] for each in self._silences}
+            silent = [broker for broker in silent if broker not in turn.get("added", [])]
+            if silent and unheard.issuperset(silent):
+                text += (
+                    f" Nothing came from {_brokers(silent)} any more: ZooKeeper ended {_sessions(silent)}, "
+                    f"{_SESSION_TIMEOUT} after the last heartbeat, because of a hang or a cut network."
+                )
+            elif silent:
                 text += (
                     f" It is not recorded that {_brokers(silent)} could not be reached before: ZooKeeper ended "
-                    f"{sessions}, {_SESSION_TIMEOUT} after the last heartbeat, because of a hang, because "
+                    f"{_sessions(silent)}, {_SESSION_TIMEOUT} after the last heartbeat, because of a hang, because "
                     "it was cut off from ZooKeeper, or because ZooKeeper was away."
                 )
             yield self._step(turn, 0.0, text)
@@ -483,6 +489,10 @@ def _is_news(resignation: Entry) -> bool:
 
 def _brokers(ids: Sequence[int]) -> str:
     return "it" if len(ids) == 1 else all_of("broker", ids)
+
+
+def _sessions(of: Sequence[int]) -> str:
+    return "its session" if len(of) == 1 else "their sessions"
 
 
 def _began_ms(entry: Entry) -> int:

@@ -321,6 +321,14 @@ def test_of_brokers_that_hung_a_story_says_by_what_they_were_noticed() -> None:
         "after the last heartbeat, because of a hang, because it was cut off from ZooKeeper, or because ZooKeeper was "
         "away."
     )
+    recorder.add(90_002, 2, 6, "BrokerSilent", broker=1, lasted_ms=6_100.0)
+    heard = last_failover(recorder.entries)
+    assert heard is not None
+    assert heard.steps[-1].text == (
+        "Broker 1 is gone from the cluster. Its entry in /brokers/ids is no longer there. Nothing came from it any "
+        "more: ZooKeeper ended its session, `zookeeper.session.timeout.ms` (6 s by default) after the last heartbeat, "
+        "because of a hang or a cut network."
+    )
 
 
 def test_a_former_controller_whose_entries_are_missing_is_not_taken_for_an_earlier_one() -> None:

@@ -211,6 +211,9 @@ def test_a_broker_that_answers_without_zookeeper_has_no_connection_to_it() -> No
     health = Status([], ControllerStatus(1, 1), None, [], [], cut_from_zookeeper=[2])
     html = pages.overview_sections(state, Query(), health=health)["brokers"]
     assert html.count("; no connection to ZooKeeper") == 1
+    often = replace(health, brokers=_status(zookeeper_losses=4).brokers, cut_from_zookeeper=[])
+    html = pages.overview_sections(state, Query(), health=often)["brokers"]
+    assert html.count("; lost touch with ZooKeeper 4 times in the last minute") == 1
 
 
 def test_a_session_that_outlives_its_timeout_is_of_a_slow_broker_or_zookeeper_is_away() -> None:
