@@ -41,7 +41,7 @@ from minibroker.deploy.console import fault_page, pages, plots, producers, recor
 from minibroker.deploy.console.connections import BoundedProtocol
 from minibroker.deploy.console.faults import Faults, MemberState, is_same_origin
 from minibroker.deploy.console.markup import Markup
-from minibroker.deploy.console.parts import Sections, address, content, frame, notice, topic_form
+from minibroker.deploy.console.parts import Sections, address, age, content, frame, notice, topic_form
 from minibroker.deploy.console.reading import Reader
 from minibroker.deploy.console.records import AUTO, FORMATS, RecordReading, Records
 from minibroker.deploy.console.sampling import Sampler
@@ -391,14 +391,17 @@ class Console:
         silent = () if reading.error is None else self._reader.silent
         version = self._views[path].version(), silent
         last, last_version, sections = self._rendered.get((path, query), (None, (-1, ()), {}))
+        read_at = None if reading.read_at_ms is None else time_of_day(reading.read_at_ms)
         if last is None or (last_version, last.error) != (version, reading.error) or last.value is not reading.value:
-            read_at = None if reading.read_at_ms is None else time_of_day(reading.read_at_ms)
             sections = {"notice": notice(reading.error, reading.value is not None, silent, read_at)}
             sections |= self._views[path].sections(reading, query)
             if len(self._rendered) >= MAX_RENDERED:
                 self._rendered.clear()
             self._rendered[path, query] = reading, version, sections
-        return sections
+        return {
+            "notice": sections["notice"],
+            "age": age(None if reading.error is not None else read_at, reading.next_in_s),
+        } | sections
 
     def _failover_sections(self, timeline: Timeline | None, query: Query) -> Sections:
         stories = [] if timeline is None else self._told(timeline, query.topic)

@@ -7,12 +7,15 @@ their ids.
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
+from math import ceil
 from urllib.parse import urlencode
 
 from minibroker.deploy.console.markup import Content, Markup, element, in_words, markup
 from minibroker.deploy.console.views import Query
 from minibroker.protocol.words import all_of
 
+_LATE_S = 1.5
+"""A page that is older says so. The pages of small clusters are read twice a second."""
 NUMBERS = {
     "Leads",
     "Partitions",
@@ -108,6 +111,15 @@ def notice(error: str | None, has_state: bool, silent: Sequence[int] = (), read_
         element("p", in_words(error)),
         role="alert",
     )
+
+
+def age(read_at: str | None, next_in_s: float) -> Markup:
+    """Return the section that says how old a page of a large cluster is, which would look live; empty for others."""
+    if read_at is None or next_in_s < _LATE_S:
+        return section("age")
+    then = f"the next one follows within {ceil(next_in_s)} s"
+    text = f"As of {read_at}. A reading of this cluster takes much processor time, so {then}."
+    return section("age", element("p", text, class_="legend"))
 
 
 def section(name: str, *contents: Content, **attributes: str) -> Markup:

@@ -48,6 +48,8 @@ class Reading(Generic[T]):
     """Why the cluster could not be read this time."""
     read_at_ms: int | None = None
     """When the value was read from the brokers, by the wall clock. None: it was not."""
+    next_in_s: float = 0.0
+    """Seconds until the next reading, if this one took more processor time than the console's share."""
 
 
 class Pace:
@@ -135,8 +137,10 @@ class Shared(Generic[T]):
                 error = str(failure)
             if value is None:
                 value = self._instead()
-            self._last = Reading(self._last.number + 1, value, error, read_at_ms)
             self._read_at_s = asyncio.get_running_loop().time()
+            wait_s = self._wait_s()
+            next_in_s = wait_s if wait_s > self._every_s else 0.0
+            self._last = Reading(self._last.number + 1, value, error, read_at_ms, next_in_s)
             return self._last
 
     async def soon(self, within_s: float) -> Reading[T]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import re
 import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -229,6 +230,28 @@ async def test_an_expensive_reading_is_followed_by_a_pause_in_which_the_last_one
     used_s += 1.0
     assert (await shared.soon(60)).number == 2
     assert cluster.reads == 2
+
+
+class Expensive(Cluster):
+    """A reading takes 0.08 s of processor time."""
+
+    used_s = 0.0
+
+    async def cluster(self, query: Query = NO_QUERY, health: Status | None = None) -> ClusterState:
+        self.used_s += 0.08
+        return await super().cluster(query, health)
+
+
+async def test_a_page_that_is_read_less_often_says_of_when_it_is() -> None:
+    cluster = Expensive()
+    reader: Any = cluster
+    pace = Pace(0.02, lambda: cluster.used_s, burst_s=0.0)
+    large = Console(reader, Sampler(reader.look, None), None, pace).application("127.0.0.1")
+    page = (await Request(large, "/").ended()).body.decode()
+    assert re.search(r"As of \d\d:\d\d:\d\d UTC\. .* follows within 4 s\.", page)
+    small = (await Request(_application(Cluster()), "/").ended()).body.decode()
+    assert '<section id="section-age"></section>' in small
+    assert (await Shared(cluster.cluster, 5.0).after(0)).next_in_s == 0, "not every page is to follow closely"
 
 
 async def test_the_first_reading_does_not_pay_for_those_of_others() -> None:
@@ -526,7 +549,7 @@ async def test_an_event_stream_sends_all_sections_and_then_those_that_change() -
     await until(lambda: request.body.endswith(b"\n\n"))
     assert request.headers["content-type"].startswith("text/event-stream")
     first = request.body
-    assert first.count(b"section-") == 7
+    assert first.count(b"section-") == 8
     cluster.epoch = 2
     await until(lambda: len(request.body) > len(first) and request.body.endswith(b"\n\n"))
     news = request.body[len(first) :]
