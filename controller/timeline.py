@@ -17,7 +17,7 @@ from collections.abc import Callable, Iterable, Iterator, Mapping
 from typing import Any, TypeVar
 
 from minibroker.controller.decisions.events import Event
-from minibroker.protocol.model import LeaderAndIsr, TopicPartition
+from minibroker.protocol.model import NO_LEADER, LeaderAndIsr, TopicPartition
 from minibroker.protocol.world import Clock
 
 _log = logging.getLogger(__name__)
@@ -147,6 +147,9 @@ class Timeline:
         if kind == "states":  # counts all of them, though the list is cut
             elected = sum(1 for p, state in after.items() if p not in before or before[p].leader != state.leader)
             self._current["elected"] = self._current.get("elected", 0) + elected
+            leaderless = [p for p, state in after.items() if state.leader == NO_LEADER]
+            if lost := sum(1 for p in leaderless if p not in before or before[p].leader != NO_LEADER):
+                self._current["leaderless"] = self._current.get("leaderless", 0) + lost
             self._current["written_at_ms"] = at_ms
         self._add(kind, after.items(), lambda item: _state(at_ms, item[0], before.get(item[0]), item[1]))
 

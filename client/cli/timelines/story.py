@@ -53,6 +53,9 @@ class Story(NamedTuple):
     """Partitions of these, which may never have been without a leader. They count for `elected`."""
     replaced_ms: float | None = None
     """Time until the last leader of these partitions confirmed that it leads. None: not recorded."""
+    leaderless_unlisted: int = 0
+    """Partitions that had no leader at first and are not listed, because there are more than 200 states. Whether they
+    have one since is not known."""
 
     def ending(self) -> str:
         parts = []
@@ -69,7 +72,8 @@ class Story(NamedTuple):
                 "leader in ZooKeeper; not every leader is recorded as having confirmed it"
             )
         elif not self.replaced:
-            parts.append("no partition had to change its leader")
+            if not (self.leaderless or self.late or self.leaderless_unlisted):
+                parts.append("no partition had to change its leader")
             if self.left_ms is not None:
                 parts.append(
                     f"writes with acks=all waited for the lost replicas for up to {milliseconds(self.left_ms)}"
@@ -78,6 +82,8 @@ class Story(NamedTuple):
             parts.append(f"without a leader for {milliseconds(self.late_ms)}: {', '.join(cut(self.late))}")
         if self.leaderless:
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
+        if self.leaderless_unlisted:
+            parts.append(f"{self.leaderless_unlisted:,} more had no leader at first and are not listed")
         if self.may_have_run:
             ran = all_of("broker", self.may_have_run)
             after = "" if self.replaced_ms is None else f", after {milliseconds(self.replaced_ms)}"
@@ -125,5 +131,6 @@ class Story(NamedTuple):
             "may_have_run": list(self.may_have_run),
             "replaced": self.replaced,
             "replaced_ms": self.replaced_ms,
+            "leaderless_unlisted": self.leaderless_unlisted,
         }
         return [*(step._asdict() for step in self.steps), whole]

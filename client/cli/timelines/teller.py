@@ -143,11 +143,17 @@ class Teller:
             for index, state in elections
             if state["leader"] != NO_LEADER and state["partition"] not in ran_on
         ]
+        unlisted = 0
         for index, turn in enumerate(self._turns):
             if turn.get("states_omitted"):
+                listed = [state["leader"] for state in turn["states"] if _is_election(state)]
+                more_lost = max(0, turn.get("leaderless", 0) - listed.count(NO_LEADER))
+                more_elected = turn["elected"] - len(listed) - more_lost
+                unlisted += more_lost
+                if not more_elected:
+                    continue
                 # The list of states is cut, so every broker that got orders must have confirmed them.
-                recorded = sum(1 for state in turn["states"] if _is_election(state))
-                elected += turn["elected"] - recorded
+                elected += more_elected
                 written.append(self._at(turn, turn["written_at_ms"]))
                 led |= {
                     (index, order["broker"]) for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"
@@ -177,6 +183,7 @@ class Teller:
             tuple(sorted({leader for p in ran_on if (leader := former[p]) is not None})),
             len(ran_on),
             replaced_ms,
+            unlisted,
         )
 
     def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:

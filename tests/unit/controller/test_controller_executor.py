@@ -294,6 +294,19 @@ async def test_the_timeline_cuts_long_lists_and_says_how_much_is_missing(desk: D
     assert short["notes"] == ["short"]
 
 
+@run_by(on_a_desk, assignments={}, states={})
+async def test_the_timeline_counts_all_lost_leaders_though_it_does_not_list_all(desk: Desk, /) -> None:
+    names = [TopicPartition("many", number) for number in range(MAX_LINES + 50)]
+    before, without = leads(1, 5, [1]), leads(NO_LEADER, 6, [1])
+    desk.timeline.begin(Startup(EPOCH), 0)
+    desk.timeline.add_states("states", dict.fromkeys(names, before), dict.fromkeys(names, without))
+    desk.timeline.add_states("states", dict.fromkeys(names, without), {names[0]: before, names[1]: without})
+    desk.timeline.end()
+    [entry] = desk.entries
+    assert (len(entry["states"]), entry["states_omitted"]) == (MAX_LINES, 52)
+    assert (entry["elected"], entry["leaderless"]) == (MAX_LINES + 51, MAX_LINES + 50)
+
+
 # --- The requests that follow ------------------------------------------------------------------------------------
 
 

@@ -814,6 +814,22 @@ def test_of_thousands_of_partitions_all_are_counted_though_only_some_are_named()
     assert "Broker 2 has assumed its role in 4 partitions" in story.steps[-1].text
 
 
+def test_partitions_without_a_leader_that_are_not_listed_do_not_count_as_led_again() -> None:
+    recorder = controller_failover()
+    startup = recorder.entries[-3]
+    startup["states"] = [state(f"a-{n}", (1, -1), ([1], [1])) for n in range(200)]
+    startup |= {"states_omitted": 300, "elected": 500, "leaderless": 500, "written_at_ms": 26.0}
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert (story.elected, story.led_ms, len(story.leaderless), story.leaderless_unlisted) == (0, None, 200, 300)
+    assert "; 300 more had no leader at first and are not listed" in story.lines()[-1]
+    assert story.lines()[-1].startswith("In all: without a leader: a-0,")
+    startup["leaderless"] = 450
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert (story.elected, story.leaderless_unlisted) == (50, 250)
+
+
 def test_answers_to_other_orders_are_left_out_of_a_story() -> None:
     recorder = controller_failover()
     recorder.answer(90, 3, 6, "LeaderAndIsr", 2, took_ms=1.0)  # to a later request
