@@ -13,10 +13,15 @@ from types import TracebackType
 from typing import NamedTuple
 
 from minibroker.client.admin import Admin
+from minibroker.client.administering.requests import BrokerDescription
 from minibroker.client.cli.terminal import security
 from minibroker.client.cli.terminal.output import API_TIMEOUT_MS, LOOK_S
+from minibroker.client.cluster.connections import Purpose
 from minibroker.client.errors import PartialFailure, acl_commands
-from minibroker.protocol.errors import BrokerError, ErrorCode, MinibrokerError
+from minibroker.client.settings import Address
+from minibroker.protocol.apis import DESCRIBE_HEALTH
+from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
+from minibroker.protocol.messages import DescribeHealthRequest
 
 _REFUSALS = (
     ErrorCode.TOPIC_AUTHORIZATION_FAILED,
@@ -76,6 +81,23 @@ class CommandAdmin(Admin):
             suggest(error, self._typed.transactional_ids, (each.transactional_id for each in known))
         if ErrorCode.RESOURCE_NOT_FOUND in codes and self._typed.users:
             suggest(error, self._typed.users, await self.describe_user_scram_credentials())
+
+    async def zookeeper_away_s(self, brokers: Iterable[BrokerDescription]) -> dict[int, float]:
+        """Return for how many seconds brokers have had no ZooKeeper, by id. Brokers that have it are left out, and
+        those that do not answer."""
+        connections = self._requests.runtime.connections
+        away_s: dict[int, float] = {}
+
+        async def ask(broker: BrokerDescription) -> None:
+            with suppress(TimeoutError, NetworkError, BrokerError, InvalidMessage):
+                async with asyncio.timeout(LOOK_S):
+                    connection = await connections.open(Address(broker.host, broker.port), Purpose.REQUESTS)
+                    health = await connection.request(DESCRIBE_HEALTH, DescribeHealthRequest(), timeout_s=LOOK_S)
+                    if health.zookeeper_away_ms >= 0:
+                        away_s[broker.id] = health.zookeeper_away_ms / 1_000
+
+        await asyncio.gather(*map(ask, brokers))
+        return away_s
 
     async def suggest_groups(self, error: MinibrokerError) -> None:
         """Add the groups whose names are similar to those of the command line."""

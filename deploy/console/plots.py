@@ -108,9 +108,9 @@ def metric_sections(
         return within(found, now_s)
 
     stalls = [
-        (ago_s, story.led_ms)
+        (ago_s, story.outage_ms)
         for story in stories or ()
-        if story.led_ms is not None and 0 <= (ago_s := now_s - story.began_ms / 1_000) <= KEPT_S
+        if story.outage_ms is not None and 0 <= (ago_s := now_s - story.began_ms / 1_000) <= KEPT_S
     ]
     parts = [
         figure("records", "Records produced per second", PER_SECOND, points(lambda each: each.records_per_s)),
@@ -127,8 +127,9 @@ def metric_sections(
     ]
     text = (
         f"The last ten minutes, sampled every {EVERY_S:g} seconds while the console runs. The length of a failover is "
-        "counted from the first sign of trouble: a lost connection, or the last that another broker heard of one that "
-        "hangs. If no broker recorded a sign, it is counted from when the loss was noticed."
+        "the longest time of one partition until it was led again. It is counted from the first sign that its leader "
+        "was lost: a lost connection, or the last that another broker heard of one that hangs. If no "
+        "broker recorded a sign, it is counted from when the loss was noticed."
     )
     return {"plots": section("plots", element("p", text, class_="legend"), element("div", parts, class_="plots"))}
 

@@ -140,6 +140,9 @@ def test_the_last_failover_is_shown_from_the_first_suspicion_to_the_last_leader(
     during = minibroker("timeline", "--last-failover")
     assert f"no later failover is recorded, but broker {killed} does not answer (" in during.err
     assert during.out.splitlines()[0] == told[0]
+    hint = "no later failover is recorded, but brokers "
+    without = re.compile(rf"^{hint}\d and \d have had no ZooKeeper for \d+ s: nothing can be elected", re.M)
+    assert wait_until(lambda: without.search(minibroker("timeline", "--last-failover").err) is not None, PATIENCE_S)
 
     # If no broker answers, all entries are read from files.
     minibroker.ok("kill", "all")

@@ -43,10 +43,10 @@ class Story(NamedTuple):
     late: tuple[str, ...] = ()
     """Partitions that had no leader at first, and were led when a replica was back."""
     late_ms: float | None = None
-    """Time until the last of these had a leader in ZooKeeper."""
+    """Longest time of one of these from the loss of its leader until it had one in ZooKeeper."""
     left_ms: float | None = None
-    """Time until the last lost replica had left the ISR of a partition that kept its leader, whose writes with acks=all
-    had waited for it. None: there was no such partition."""
+    """Longest time from the loss of a replica until it had left the ISR of a partition that kept its leader, whose
+    writes with acks=all had waited for it. None: there was no such partition."""
     may_have_run: tuple[int, ...] = ()
     """Former leaders that had only lost their registrations, and may have taken writes until they were replaced."""
     replaced: int = 0
@@ -56,20 +56,40 @@ class Story(NamedTuple):
     leaderless_unlisted: int = 0
     """Partitions that had no leader at first and are not listed, because there are more than 200 states. Whether they
     have one since is not known."""
+    longest_ms: float | None = None
+    """Longest time of one partition from the loss of its own leader until the next one confirmed that it leads, or was
+    in ZooKeeper if `led_ms` is None. It is less than `led_ms` if the first of several losses began the story."""
+
+    @property
+    def outage_ms(self) -> float | None:
+        """Longest time of one partition without a leader that has confirmed it. None: not recorded."""
+        return self.led_ms if self.led_ms is None or self.longest_ms is None else self.longest_ms
 
     def ending(self) -> str:
         parts = []
         lost = self.elected - self.replaced
+        total_ms = self.written_ms if self.led_ms is None else self.led_ms
+        own = None  # the time from the loss of each partition's own leader, where that is not the beginning
+        if total_ms is not None and self.longest_ms is not None:
+            own = milliseconds(self.longest_ms) if milliseconds(self.longest_ms) != milliseconds(total_ms) else None
+        each = "the partition" if lost == 1 else f"each of {lost:,} partitions"
         if self.led_ms is not None:
             parts.append(
-                f"{milliseconds(self.led_ms)} until "
+                f"{each} was led again within {own} of the loss of its leader"
+                if own is not None
+                else f"{milliseconds(self.led_ms)} until "
                 + ("the partition" if lost == 1 else f"the last of {lost:,} partitions")
                 + " was led again"
             )
         elif self.written_ms is not None and lost:
             parts.append(
-                f"{milliseconds(self.written_ms)} until {counted(lost, 'partition')} had a new "
-                "leader in ZooKeeper; not every leader is recorded as having confirmed it"
+                (
+                    f"{each} had a new leader in ZooKeeper within {own} of the loss of its former one"
+                    if own is not None
+                    else f"{milliseconds(self.written_ms)} until {counted(lost, 'partition')} had a new leader in "
+                    "ZooKeeper"
+                )
+                + "; not every leader is recorded as having confirmed it"
             )
         elif not self.replaced:
             if not (self.leaderless or self.late or self.leaderless_unlisted):
@@ -79,7 +99,8 @@ class Story(NamedTuple):
                     f"writes with acks=all waited for the lost replicas for up to {milliseconds(self.left_ms)}"
                 )
         if self.late_ms is not None:
-            parts.append(f"without a leader for {milliseconds(self.late_ms)}: {', '.join(cut(self.late))}")
+            up_to = "" if len(self.late) == 1 else "up to "
+            parts.append(f"without a leader for {up_to}{milliseconds(self.late_ms)}: {', '.join(cut(self.late))}")
         if self.leaderless:
             parts.append(f"without a leader: {', '.join(cut(self.leaderless))}")
         if self.leaderless_unlisted:
@@ -126,6 +147,7 @@ class Story(NamedTuple):
             "noticed_late": self.noticed_late,
             "written_ms": self.written_ms,
             "led_ms": self.led_ms,
+            "longest_ms": self.longest_ms,
             "below_min_isr": list(self.short),
             "enough_ms": self.enough_ms,
             "may_have_run": list(self.may_have_run),

@@ -11,7 +11,7 @@ from __future__ import annotations
 
 from collections import Counter
 from collections.abc import Iterable, Iterator, Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 from minibroker.client.administering.timeline import Entry
 from minibroker.client.cli.timelines.story import Step, Story
@@ -22,8 +22,10 @@ from minibroker.client.cli.timelines.turns import (
     SIGNS_WITHIN_MS,
     SILENT,
     STOPS,
+    TOGETHER_MS,
     came_back,
     controller_before,
+    victims_of,
 )
 from minibroker.client.cli.timelines.words import (
     cut,
@@ -51,12 +53,27 @@ _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswer
 _SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
 
 
+class _Outage(NamedTuple):
+    """A time of a partition without a leader."""
+
+    since_ms: float
+    written_ms: float | None
+    """When the next leader was in ZooKeeper. None: there is none yet."""
+    confirmed_ms: float | None
+    """When it had confirmed that it leads. None: not recorded."""
+
+    def length_ms(self, is_confirmed: bool) -> float | None:
+        until_ms = self.confirmed_ms if is_confirmed else self.written_ms
+        return None if until_ms is None else until_ms - self.since_ms
+
+
 class Teller:
     def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int], previous: int) -> None:
         """`previous`: the index of the last turn of the failover before."""
         self._entries = entries
         self._previous = previous
         self._last_turn = turns[-1]
+        self._indexes = turns
         self._turns = [entries[index] for index in turns]
         self._victims = victims
         signs = dict(self._find_signs(turns[0]))
@@ -65,8 +82,12 @@ class Teller:
         self._silences = list(silences.values())
         disks = dict(self._find_failed_disks(turns[0]))
         self._disks = list(disks.values())
-        self._ended = {entry["controller"]: entry for entry in self._find_ended_sessions()}
+        ended = {entry["controller"]: entry for entry in self._find_ended_sessions()}
         """The last entry of each of these brokers."""
+        self._without_zookeeper = _together(list(ended.values()))
+        """The ended sessions that show that ZooKeeper itself was away."""
+        shared = {entry["controller"] for entry in self._without_zookeeper}
+        self._ended = {b: entry for b, entry in ended.items() if b in shared or self._is_victim(b)}
         self.first = min([turns[0], *signs, *silences, *disks])
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
@@ -81,16 +102,12 @@ class Teller:
         is_stop = self._turns[0]["event"] == STOPS
         self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
         self._began_ms = min([self._noticed_ms, *map(_began_ms, (*self._beginnings(), *self._disks))])
+        self._losses = list(self._find_losses())
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
         steps += [self._step(each, _began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
-        for ended in self._ended.values():
-            text = (
-                f"Broker {ended['controller']} hears from ZooKeeper for the last time. It had no ZooKeeper for "
-                f"{milliseconds(ended['away_ms'])}, and its session ended."
-            )
-            steps.append(self._step(ended, -ended["away_ms"], text))
+        steps += self._ended_sessions()
         for disk in self._disks:
             steps += [
                 Step(self._at(disk, 0.0), disk["controller"], disk["epoch"], "LogDirFailure", text)
@@ -144,6 +161,7 @@ class Teller:
             if state["leader"] != NO_LEADER and state["partition"] not in ran_on
         ]
         unlisted = 0
+        cut_short: list[int] = []
         for index, turn in enumerate(self._turns):
             if turn.get("states_omitted"):
                 listed = [state["leader"] for state in turn["states"] if _is_election(state)]
@@ -155,15 +173,19 @@ class Teller:
                 # The list of states is cut, so every broker that got orders must have confirmed them.
                 elected += more_elected
                 written.append(self._at(turn, turn["written_at_ms"]))
+                cut_short.append(index)
                 led |= {
                     (index, order["broker"]) for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"
                 }
         led_ms, replaced_ms = self._all_confirmed_ms(led), self._all_confirmed_ms(replacing)
+        outages = self._outages((index, state) for index, state in elections if state["partition"] not in ran_on)
+        lengths = [each.length_ms(led_ms is not None) for of_one in outages.values() for each in of_one]
+        lengths += [self._unlisted_ms(index, led_ms is not None) for index in cut_short]
         left = [
-            self._at(turn, state["at_ms"])
-            for turn in self._turns
+            self._at(turn, state["at_ms"]) - min(self._lost_ms(index, broker) for broker in removed)
+            for index, turn in enumerate(self._turns)
             for state in turn.get("states", [])
-            if not _is_election(state) and not set(state.get("isr_before", ())) <= set(state["isr"])
+            if not _is_election(state) and (removed := set(state.get("isr_before", ())) - set(state["isr"]))
         ]
         short, enough_ms = self._short_of_replicas()
         return Story(
@@ -178,13 +200,66 @@ class Teller:
             enough_ms,
             self._noticed_late and not self._beginnings(),
             tuple(late),
-            max((led_later[p] for p in late), default=None),
+            max((led_later[p] - outages[p][-1].since_ms for p in late), default=None),
             max(left, default=None),
             tuple(sorted({leader for p in ran_on if (leader := former[p]) is not None})),
             len(ran_on),
             replaced_ms,
             unlisted,
+            max((length_ms for length_ms in lengths if length_ms is not None), default=None),
         )
+
+    def _outages(self, elections: Iterable[tuple[int, dict[str, Any]]]) -> dict[str, list[_Outage]]:
+        """Return since when each partition had no leader, and until when. An outage continues over an election if the
+        elected leader was lost before it had confirmed."""
+        found: dict[str, list[_Outage]] = {}
+        for index, state in elections:
+            outages = found.setdefault(state["partition"], [])
+            lost_ms = self._lost_ms(index, state.get("leader_before"))
+            last = outages[-1] if outages else None
+            if last is None or (last.confirmed_ms is not None and last.confirmed_ms <= lost_ms):
+                outages.append(_Outage(lost_ms, None, None))
+            written_ms = confirmed_ms = None
+            if state["leader"] != NO_LEADER:
+                written_ms = self._at(self._turns[index], state["at_ms"])
+                answered_ms = self._confirmed_ms(index, state["leader"])
+                confirmed_ms = None if answered_ms is None else max(answered_ms, written_ms)
+            outages[-1] = _Outage(outages[-1].since_ms, written_ms, confirmed_ms)
+        return found
+
+    def _unlisted_ms(self, index: int, is_confirmed: bool) -> float:
+        """Return the longest time that a partition that this turn elected a leader for, and does not list, can have
+        had none."""
+        turn = self._turns[index]
+        lost = victims_of(self._entries, self._indexes[index])
+        brokers = {order["broker"] for order in turn.get("sent", []) if order["request"] == "LeaderAndIsr"}
+        until = [self._at(turn, turn["written_at_ms"])]
+        if is_confirmed:
+            until += [at_ms for broker in brokers if (at_ms := self._confirmed_ms(index, broker)) is not None]
+        return max(until) - min((self._lost_ms(index, broker) for broker in lost), default=0.0)
+
+    def _lost_ms(self, index: int, broker_id: int | None) -> float:
+        """Return when the broker was lost that this turn has replaced: at the first sign of that since it was back last
+        time, and at the turn if there is none. None or NO_LEADER: the beginning."""
+        if broker_id is None or broker_id == NO_LEADER:
+            return 0.0
+        before = self._entries[self.first : self._indexes[index]]
+        back_ms = max((e["time_ms"] for e in before if broker_id in came_back([e], 0, 1)), default=0)
+        signs_ms = [at_ms for lost, at_ms in self._losses if lost == broker_id and at_ms >= back_ms]
+        return max(0.0, float(min([self._turns[index]["time_ms"], *signs_ms]) - self._began_ms))
+
+    def _find_losses(self) -> Iterator[tuple[int, int]]:
+        """Yield brokers with times at which they were lost, as far as is recorded."""
+        for sign in self._signs:
+            yield sign["controller"] if sign["event"] == "Resignation" else sign["broker"], _began_ms(sign)
+        for silence in self._silences:
+            yield silence["broker"], _began_ms(silence)
+        for ended in self._ended.values():
+            yield ended["controller"], _began_ms(ended)
+        for entry in self._disks:
+            yield from ((failed["broker"], entry["time_ms"]) for failed in entry["failed_disks"])
+        for index in self._indexes:
+            yield from ((broker, self._entries[index]["time_ms"]) for broker in victims_of(self._entries, index))
 
     def _short_of_replicas(self) -> tuple[tuple[str, ...], float | None]:
         """Return the led partitions with fewer replicas in sync than min.insync.replicas after the last turn, and the
@@ -234,18 +309,22 @@ class Teller:
             why = "" if not full else " (full disk)" if full == lost else f" (full disk of {all_of('broker', full)})"
             happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{why}")
         if again := sorted(gone & self._back):
-            away_ms = [self._ended[broker]["away_ms"] for broker in again if broker in self._ended]
-            why = f" (no ZooKeeper for {milliseconds(max(away_ms))})" if len(away_ms) == len(again) else ""
+            is_told = not self._without_zookeeper and self._ended.keys() >= {*again}
+            why = f" (no ZooKeeper for {milliseconds(_away_ms(self._ended[b] for b in again))})" if is_told else ""
             happened.append(f"{all_of('broker', again)} lost the registration and registered again{why}")
         if changes:
-            moved = f"broker {changes[-1]['controller']} became the controller"
-            if not happened and (before := controller_before(self._entries, changes[-1]["epoch"])) not in (
-                None,
-                changes[-1]["controller"],
-            ):
+            controller = changes[-1]["controller"]
+            before = controller_before(self._entries, changes[-1]["epoch"])
+            is_again = controller_before(self._entries, changes[0]["epoch"]) == controller
+            moved = f"broker {controller} " + ("was elected controller again" if is_again else "became the controller")
+            if not (happened or is_again or before is None):
                 moved += f" in the place of broker {before}"
+            is_named = before == controller or not happened
+            if is_named and before in self._ended and not self._without_zookeeper:
+                moved += f" (no ZooKeeper for {milliseconds(self._ended[before]['away_ms'])})"
             happened.append(moved)
-        return " and ".join(happened)
+        away = self._without_zookeeper
+        return " and ".join(happened) + (f" (ZooKeeper was away for {milliseconds(_away_ms(away))})" if away else "")
 
     def _only_registered_again(self, first_turn: int) -> set[int]:
         """Return the brokers that registered again soon, or have recorded that they had only no ZooKeeper, and were
@@ -287,14 +366,16 @@ class Teller:
                 yield index, entry
 
     def _find_ended_sessions(self) -> Iterator[Entry]:
-        """Yield the entries of victims that had no ZooKeeper when they were lost. One that hung had it until it woke
-        up, and loses it then."""
+        """Yield the entries of brokers that had no ZooKeeper at a turn, and whose sessions ended: those of victims, and
+        of others if ZooKeeper was away. A broker that hung had it until it woke up, and loses it then. A controller
+        records the end of its session as a resignation."""
         for entry in self._entries:
-            if entry["event"] != SESSION_ENDED or not self._is_victim(entry["controller"]):
+            is_one = entry["event"] == SESSION_ENDED or (entry["event"] == "Resignation" and _is_news(entry))
+            if not is_one or entry.get("away_ms", 0.0) < _CLOCKS_DIFFER_MS:
                 continue
             before_ms = [entry["time_ms"] - turn["time_ms"] for turn in self._turns]
-            if any(-_CLOCKS_DIFFER_MS <= each_ms < entry["away_ms"] for each_ms in before_ms):
-                yield entry
+            if any(-TOGETHER_MS <= each_ms < entry["away_ms"] for each_ms in before_ms):
+                yield entry | {"event": SESSION_ENDED}
 
     def _beginnings(self) -> list[Entry]:
         """Return the entries that say since when a victim was not heard, or heard no ZooKeeper."""
@@ -302,11 +383,15 @@ class Teller:
 
     def _find_failed_disks(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
         """Yield the entries in which victims have reported that they lost log directories, since the failover before:
-        a broker ends with its last one."""
+        a broker ends with its last one. It closes its connections first, so that others may have found it unreachable
+        when its report arrives."""
         since_ms = self._entries[first_turn]["time_ms"] - SIGNS_WITHIN_MS
+        until_ms = self._entries[self._last_turn]["time_ms"] + SIGNS_WITHIN_MS
         for index, entry in enumerate(self._entries[self._previous + 1 :], self._previous + 1):
-            is_due = index <= self._last_turn and entry["time_ms"] >= since_ms
-            if is_due and any(self._is_victim(failed["broker"]) for failed in entry.get("failed_disks", [])):
+            if not since_ms <= entry["time_ms"] <= until_ms:
+                continue
+            failed = {failed["broker"] for failed in entry.get("failed_disks", []) if self._is_victim(failed["broker"])}
+            if failed - came_back(self._entries, self._last_turn + 1, index):
                 yield index, entry
 
     def _is_victim(self, broker_id: int) -> bool:
@@ -356,6 +441,24 @@ class Teller:
         return list(last.values())
 
     # -- its steps --
+
+    def _ended_sessions(self) -> Iterator[Step]:
+        together = self._without_zookeeper
+        if together:
+            first = min(together, key=_began_ms)
+            text = (
+                f"{all_of('Broker', sorted(entry['controller'] for entry in together))} hear from ZooKeeper for the "
+                f"last time. ZooKeeper was away for all of them, for up to {milliseconds(_away_ms(together))}, so that "
+                "nothing could be elected, and their sessions ended."
+            )
+            yield self._step(first, _began_ms(first) - first["time_ms"], text)
+        for ended in self._ended.values():
+            if ended not in together:
+                text = (
+                    f"Broker {ended['controller']} hears from ZooKeeper for the last time. It had no ZooKeeper for "
+                    f"{milliseconds(ended['away_ms'])}, and its session ended."
+                )
+                yield self._step(ended, _began_ms(ended) - ended["time_ms"], text)
 
     def _at(self, entry: Entry, offset_ms: float) -> float:
         """Clocks differ, so no step is placed before the beginning."""
@@ -424,6 +527,17 @@ class Teller:
                     )
         return None
 
+    def _why_it_ended(self, before: int) -> str | None:
+        """Return why the controller before left office, if its last log directory had failed. It ends then, and has
+        no other place for its own entries."""
+        if any(sign.get("broker") == before and sign["event"] in BY_OTHERS for sign in self._signs):
+            return None  # it was still in office when it could not be reached any more
+        disks = [disk for disk in self._disks if any(failed["broker"] == before for failed in disk["failed_disks"])]
+        if not disks:
+            return None
+        why = "has no space left" if any(has_full_disk(disk, before) for disk in disks) else "has failed"
+        return f"Broker {before}, the controller until now, has left office and ends: its log directory {why}."
+
     def _why_unnoticed(self, before: int, turn: Entry) -> str:
         earlier = [entry["time_ms"] for entry in self._entries if entry["epoch"] < turn["epoch"]]
         up_ms = turn.get("broker_up_ms")
@@ -445,6 +559,8 @@ class Teller:
         if before is not None and self._silent([before], turn):
             self._noticed_late = True
             away = away or self._why_unnoticed(before, turn)
+        if away is None and before is not None:
+            away = self._why_it_ended(before)
         if away is not None:
             yield self._step(turn, 0.0, away)
         text = (
@@ -489,6 +605,25 @@ class Teller:
             yield self._step(turn, at_ms, text, tuple(cut(state_lines(others), more_others)))
 
 
+def _together(ended: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of brokers that had no ZooKeeper over the same time as the one that was without it for the
+    longest time, which included. Empty if there are fewer than two: that broker was cut off."""
+    longest = max(ended, key=lambda entry: float(entry["away_ms"]), default=None)
+    if longest is None:
+        return []
+    found = [
+        entry
+        for entry in ended
+        if min(entry["time_ms"], longest["time_ms"]) - max(_began_ms(entry), _began_ms(longest)) > _CLOCKS_DIFFER_MS
+    ]
+    return found if len(found) > 1 else []
+
+
+def _away_ms(ended: Iterable[Entry]) -> float:
+    """Return the longest time without ZooKeeper."""
+    return max(float(entry["away_ms"]) for entry in ended)
+
+
 def _is_news(resignation: Entry) -> bool:
     """Whether a controller resigned because it had learned that it was none any more."""
     return any(words in resignation["cause"] for words in _NEWS)
@@ -503,7 +638,8 @@ def _sessions(of: Sequence[int]) -> str:
 
 
 def _began_ms(entry: Entry) -> int:
-    """Return the time at which the recorded event began: for a suspicion, when the connection was lost."""
+    """Return the time at which the recorded event began: for a suspicion, when the connection was lost, and for an
+    ended session, when ZooKeeper was heard for the last time."""
     if entry["event"] == SESSION_ENDED:
         return int(entry["time_ms"] - round(entry["away_ms"]))
     return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))

@@ -48,7 +48,7 @@ class Known(NamedTuple):
     is_refused: bool
     """Whether entries are missing because access control refused them."""
     unfinished: Sequence[str] = ()
-    """Sentences about brokers that are lost, though no failover is recorded yet."""
+    """Sentences about brokers that are lost or have no ZooKeeper, though no failover is recorded yet."""
 
 
 def timeline(
@@ -167,7 +167,8 @@ async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> Kno
     try:
         async with open_admin(bootstrap) as admin:
             found = await admin.timeline(since_ms)
-            registered = [broker.id for broker in (await admin.describe_cluster()).brokers]
+            brokers = (await admin.describe_cluster()).brokers
+            away_s = await admin.zookeeper_away_s(broker for broker in brokers if broker.id not in found.errors)
     except NetworkError as error:
         by_broker = {} if files is None else entries_of_all(files, since_ms)
         if not by_broker:
@@ -175,7 +176,7 @@ async def _read(bootstrap: str | None, since_ms: int, files: Path | None) -> Kno
         sys.stderr.write(pastable(f"the entries are read from the brokers' files: {error}") + "\n")
         return Known(merged(by_broker), False)
     entries, is_refused = with_files(found, files, since_ms)
-    return Known(entries, is_refused, [*unfinished(entries, found.errors, registered)])
+    return Known(entries, is_refused, [*unfinished(entries, found.errors, [broker.id for broker in brokers], away_s)])
 
 
 async def _follow(bootstrap: str, since_ms: int, files: Path | None, format: Format) -> None:
@@ -305,10 +306,11 @@ def _print_stories(stories: Sequence[Story], format: Format) -> None:
 
 
 def _led_again(story: Story) -> str | None:
-    """Return the time until the last partition was led again, or no write waited for the lost replicas any more."""
+    """Return the longest time of a partition from the loss of its leader until it was led again, or until no write
+    waited for lost replicas any more."""
     if story.led_ms is None and story.late_ms is None:
         if story.elected or story.leaderless or story.left_ms is None:
             return None
         return f"{milliseconds(story.left_ms)}, acks=all only"
-    text = milliseconds(max(story.led_ms or 0.0, story.late_ms or 0.0))
+    text = milliseconds(max(story.outage_ms or 0.0, story.late_ms or 0.0))
     return f"{text} from notice" if story.noticed_late else text

@@ -1,4 +1,5 @@
-"""The failover that may be coming: brokers that are lost, though no controller has recorded it yet. Pure."""
+"""The failover that may be coming: brokers that are lost or have no ZooKeeper, though no controller has recorded it
+yet. Pure."""
 
 from __future__ import annotations
 
@@ -6,18 +7,32 @@ from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from minibroker.client.administering.timeline import Entry
 from minibroker.protocol.errors import MinibrokerError, NetworkError
+from minibroker.protocol.words import all_of
 
 
 def unfinished(
-    entries: Sequence[Entry], errors: Mapping[int, MinibrokerError], registered: Collection[int]
+    entries: Sequence[Entry],
+    errors: Mapping[int, MinibrokerError],
+    registered: Collection[int],
+    away_s: Mapping[int, float],
 ) -> Iterator[str]:
-    """Yield a sentence for each broker that is registered and does not answer, and for each that is not registered any
-    more although the entries, read before, have it alive. `errors`: of the brokers that did not answer, by id."""
+    """Yield a sentence for the brokers that have no ZooKeeper, for each broker that is registered and does not answer,
+    and for each that is not registered any more although the entries, read before, have it alive. `errors`: of the
+    brokers that did not answer, by id. `away_s`: for how long brokers have had no ZooKeeper, by id."""
+    if away_s:
+        ids = sorted(away_s)
+        have, then = "have", "if their sessions with ZooKeeper end, they are replaced"
+        if len(ids) == 1:
+            have, then = "has", "if its session with ZooKeeper ends, it is replaced"
+        if {*registered} - {*errors} <= {*ids}:
+            then = "nothing can be elected or recorded without it"
+        for_s = f"{max(away_s.values()):,.0f} s"
+        yield f"{all_of('broker', ids)} {have} had no ZooKeeper for {for_s}: {then}; see `minibroker status`"
     silent = [broker_id for broker_id, error in errors.items() if isinstance(error, NetworkError)]
     for broker_id in sorted({*silent} & {*registered}):
         yield (
-            f"broker {broker_id} does not answer ({errors[broker_id]}): it is replaced when its session with ZooKeeper "
-            "ends; see `minibroker status`"
+            f"broker {broker_id} does not answer ({errors[broker_id]}): if its session with ZooKeeper ends, it is "
+            "replaced; see `minibroker status`"
         )
     if not {*errors} & {*registered}:  # else the loss of another broker may be recorded in entries that are missing
         for broker_id in sorted(_alive(entries) - {*registered}):

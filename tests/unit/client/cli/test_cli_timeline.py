@@ -9,7 +9,7 @@ import pytest
 
 from minibroker import application
 from minibroker.client.administering.timeline import Entry, TimelineRead, merged
-from minibroker.client.cli.terminal.output import run_app
+from minibroker.client.cli.terminal.output import Format, run_app
 from minibroker.client.cli.timelines import timeline
 from minibroker.client.cli.timelines.failovers import failovers, last_failover
 from minibroker.client.cli.timelines.timeline import FILE, Known, with_files
@@ -137,14 +137,17 @@ def test_a_lost_broker_whose_loss_is_not_recorded_yet_is_told_with_the_last_fail
     recorder = controller_failover()
     recorder.add(60_000, 3, 6, "BrokerChange", added=[1])
     silent = {2: NetworkError("no answer within 1 s"), 3: BrokerError(ErrorCode.CLUSTER_AUTHORIZATION_FAILED)}
-    told = [*unfinished(recorder.entries, silent, [1, 2, 3])]
-    assert [sentence.partition(":")[0] for sentence in told] == ["broker 2 does not answer (no answer within 1 s)"]
+    told = [*unfinished(recorder.entries, silent, [1, 2, 3], {})]
+    assert told == [
+        "broker 2 does not answer (no answer within 1 s): if its session with ZooKeeper ends, it is replaced; see "
+        "`minibroker status`"
+    ]
     gone = {1: NetworkError("it is not alive")}
-    assert [sentence.partition(",")[0] for sentence in unfinished(recorder.entries, gone, [2, 3])] == [
+    assert [sentence.partition(",")[0] for sentence in unfinished(recorder.entries, gone, [2, 3], {})] == [
         "broker 1 has left the cluster"
     ]
     recorder.add(70_000, 3, 6, "BrokerChange", lost=[1], states=[])
-    assert [*unfinished(recorder.entries, gone, [2, 3])] == []
+    assert [*unfinished(recorder.entries, gone, [2, 3], {})] == []
 
     async def read(*_: object) -> Known:
         return Known(recorder.entries, False, told)
@@ -162,6 +165,23 @@ def test_a_lost_broker_whose_loss_is_not_recorded_yet_is_told_with_the_last_fail
     recorder.entries = []
     assert run_app(application(), ["timeline", "--last-failover", "--bootstrap", "host:1"]) == 1
     assert "; broker 2 does not answer" in capsys.readouterr().err
+
+
+def test_brokers_without_zookeeper_are_named_with_the_last_failover_as_nothing_is_recorded_then() -> None:
+    entries = controller_failover().entries
+    assert [*unfinished(entries, {}, [2, 3], {2: 11.6, 3: 11.2})] == [
+        "brokers 2 and 3 have had no ZooKeeper for 12 s: nothing can be elected or recorded without it; see "
+        "`minibroker status`"
+    ]
+    silent = {1: NetworkError("no answer within 1 s")}
+    assert [sentence.partition(":")[0] for sentence in unfinished(entries, silent, [1, 2], {2: 3.0})] == [
+        "broker 2 has had no ZooKeeper for 3 s",
+        "broker 1 does not answer (no answer within 1 s)",
+    ]
+    assert [*unfinished(entries, {}, [2, 3], {3: 4.0})] == [
+        "broker 3 has had no ZooKeeper for 4 s: if its session with ZooKeeper ends, it is replaced; see "
+        "`minibroker status`"
+    ]
 
 
 def test_the_story_of_a_killed_controller_goes_from_the_first_suspicion_to_the_last_leader() -> None:
@@ -356,10 +376,19 @@ def test_of_a_controller_that_resigns_after_its_successor_took_office_a_story_sa
     recorder.add(90_000, 2, 6, "Startup", brokers=[2, 3], unreachable=[], topics=0, partitions=0)
     story = last_failover(recorder.entries)
     assert story is not None
-    assert story.steps[0].text == (
-        "Broker 1, the controller until now, had lost its connection to ZooKeeper 6,100 ms before, and was without it "
-        "for 9,100 ms."
-    )
+    assert story.title == "broker 2 became the controller in the place of broker 1 (no ZooKeeper for 9,100 ms)"
+    assert (story.began_ms, story.noticed_late) == (NOON_MS + 83_900, False)
+    assert [(step.at_ms, step.text) for step in story.steps[:2]] == [
+        (
+            0.0,
+            "Broker 1 hears from ZooKeeper for the last time. It had no ZooKeeper for 9,100 ms, and its session ended.",
+        ),
+        (
+            6_100.0,
+            "Broker 1, the controller until now, had lost its connection to ZooKeeper 6,100 ms before, and was without "
+            "it for 9,100 ms.",
+        ),
+    ]
     recorder.entries[1]["away_ms"] = 20.0  # it hung, and woke up
     hung = last_failover(recorder.entries)
     assert hung is not None
@@ -408,7 +437,7 @@ def test_a_leader_that_registers_after_the_new_controller_may_have_taken_writes(
     recorder.add(90_150, 3, 6, "BrokerChange", lost=[], added=[1])
     story = last_failover(recorder.entries)
     assert story is not None
-    assert story.title == "broker 2 was lost and broker 3 became the controller"
+    assert story.title == ("broker 2 was lost and broker 3 was elected controller again (no ZooKeeper for 16,000 ms)")
     assert story.ending().endswith("; broker 1 may have run on, and have taken writes in 1 partition until replaced.")
     assert "It had lost its connection to ZooKeeper 16,000 ms before." in "".join(step.text for step in story.steps)
 
@@ -665,6 +694,150 @@ def test_each_term_counts_its_own_requests_if_the_controller_dies_after_a_broker
         "Broker 1 has assumed its role in 2 partitions"
     ] * 2
     assert (unconfirmed.led_ms, story.led_ms) == (None, 885.0)
+
+
+def two_losses(later_ms: int) -> Recorder:
+    """Broker 1, the controller, finds that broker 2 is gone, and after that time broker 3. They led a-0 and a-1."""
+    recorder = Recorder()
+    recorder.add(-90_000, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
+    for at_ms, lost, partition in ((0, 2, "a-0"), (later_ms, 3, "a-1")):
+        recorder.add(at_ms, 1, 5, "BrokerSuspected", broker=lost, reason="host:1: it is gone", lasted_ms=30.0)
+        states, sent = [state(partition, (lost, 1), ([lost, 1], [1]), 10.0)], [order("LeaderAndIsr", 1)]
+        recorder.add(at_ms + 2, 1, 5, "BrokerChange", lost=[lost], added=[], states=states, sent=sent, total_ms=22.0)
+        recorder.answer(at_ms + 36, 1, 5, "LeaderAndIsr", 1, took_ms=13.0)
+    return recorder
+
+
+def test_the_time_of_a_partition_begins_with_the_loss_of_its_own_leader(capsys: pytest.CaptureFixture[str]) -> None:
+    recorder = two_losses(1_500)
+    story = failovers(recorder.entries)[-1]
+    assert story.title == "brokers 2 and 3 were lost"
+    assert (story.led_ms, story.longest_ms, story.outage_ms) == (1_566.0, 66.0, 66.0)
+    assert story.ending() == "In all: each of 2 partitions was led again within 66 ms of the loss of its leader."
+    timeline._print_stories([story], Format.TABLE)
+    assert "  66 ms  " in capsys.readouterr().out
+    del recorder.entries[-1]
+    unconfirmed = failovers(recorder.entries)[-1]
+    assert unconfirmed.ending() == (
+        "In all: each of 2 partitions had a new leader in ZooKeeper within 42 ms of the loss of its former one; not "
+        "every leader is recorded as having confirmed it."
+    )
+    followers = two_losses(1_500)
+    for entry, lost in ((followers.entries[2], 2), (followers.entries[5], 3)):
+        entry["states"] = [state("a-0", (1, 1), ([1, lost], [1]), 10.0)]
+    story = failovers(followers.entries)[-1]
+    assert story.ending().endswith("waited for the lost replicas for up to 42 ms.")
+    together = two_losses(1)
+    story = failovers(together.entries)[-1]
+    assert story.ending() == "In all: each of 2 partitions was led again within 66 ms of the loss of its leader."
+
+
+def test_the_times_of_partitions_that_are_not_listed_begin_with_the_loss_that_concerns_them() -> None:
+    recorder = two_losses(1_500)
+    recorder.entries[5] |= {"states_omitted": 800, "elected": 801, "written_at_ms": 12.0}
+    story = failovers(recorder.entries)[-1]
+    assert story.ending() == "In all: each of 802 partitions was led again within 66 ms of the loss of its leader."
+
+
+def test_a_partition_that_loses_its_next_leader_before_that_one_has_confirmed_was_never_led_in_between() -> None:
+    recorder = two_losses(1_500)
+    recorder.entries[2] |= {"states": [state("a-0", (2, 3), ([2, 3, 1], [3, 1]))], "sent": [order("LeaderAndIsr", 3)]}
+    recorder.entries[3]["broker"] = 3
+    recorder.entries[5]["states"] = [state("a-0", (3, 1), ([3, 1], [1]))]
+    story = failovers(recorder.entries)[-1]
+    assert story.ending() == "In all: the partition was led again within 66 ms of the loss of its leader."
+    del recorder.entries[3]
+    story = failovers(recorder.entries)[-1]
+    assert story.ending() == "In all: 1,566 ms until the partition was led again."
+
+
+def test_a_partition_that_waits_for_its_replica_does_so_since_the_loss_of_its_own_leader() -> None:
+    recorder = two_losses(1_500)
+    recorder.entries[5]["states"] = [state("a-1", (3, -1), ([3], [3]), 10.0)]
+    recorder.add(9_000, 1, 5, "BrokerChange", lost=[], added=[3], states=[state("a-1", (-1, 3), ([3], [3]), 0.0)])
+    story = failovers(recorder.entries)[-1]
+    assert story.ending() == ("In all: 66 ms until the partition was led again; without a leader for 7,530 ms: a-1.")
+
+
+def without_zookeeper(*, is_killed: bool) -> Recorder:
+    """ZooKeeper is away from 0 to 20,000 ms. Broker 3 is in office, or is killed meanwhile while broker 1 is."""
+    first = 1 if is_killed else 3
+    recorder = Recorder()
+    recorder.add(-90_000, first, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    expired = "the ZooKeeper session 0x1 has expired"
+    recorder.add(20_010, 2, 5, "SessionExpired", cause=expired, away_ms=20_010.0)
+    if is_killed:
+        details = {"broker": 3, "lasted_ms": 40.0, "waited_ms": 5_000.0}
+        recorder.add(20_015, 1, 5, "BrokerSuspected", reason="it refuses connections", **details)
+        recorder.add(20_020, 1, 5, "Resignation", cause=expired, away_ms=20_030.0)
+        recorder.add(20_060, 1, 6, "Startup", brokers=[1, 2, 3], unreachable=[3], topics=0, partitions=0)
+    else:
+        recorder.add(20_020, 1, 5, "SessionExpired", cause=expired, away_ms=20_000.0)
+        recorder.add(21_000, 3, 5, "Resignation", cause=expired, away_ms=21_100.0)
+        recorder.add(20_060, 2, 6, "Startup", brokers=[2], unreachable=[], topics=0, partitions=0)
+    return recorder
+
+
+def test_a_story_says_that_zookeeper_was_away_if_several_brokers_had_none_and_begins_then() -> None:
+    recorder = without_zookeeper(is_killed=False)
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.title == "broker 2 became the controller in the place of broker 3 (ZooKeeper was away for 21,100 ms)"
+    assert (story.began_ms, story.noticed_late) == (NOON_MS - 100, False)
+    assert [(step.at_ms, step.text.partition(":")[0]) for step in story.steps[:2]] == [
+        (
+            0.0,
+            "Brokers 1, 2 and 3 hear from ZooKeeper for the last time. ZooKeeper was away for all of them, for up to "
+            "21,100 ms, so that nothing could be elected, and their sessions ended.",
+        ),
+        (
+            20_160.0,
+            "Broker 3, the controller until now, had lost its connection to ZooKeeper 20,160 ms before, and was "
+            "without it for 21,100 ms.",
+        ),
+    ]
+    hung = [entry for entry in recorder.entries if entry["event"] != "SessionExpired" or entry["controller"] != 1]
+    hung[1]["away_ms"] = 20.0  # broker 2 hung as well, and woke up
+    alone = last_failover(hung)
+    assert alone is not None
+    assert alone.title == "broker 2 became the controller in the place of broker 3 (no ZooKeeper for 21,100 ms)"
+
+
+def test_a_controller_that_follows_itself_after_zookeeper_was_away_was_elected_again() -> None:
+    story = last_failover(without_zookeeper(is_killed=True).entries)
+    assert story is not None
+    assert story.title == (
+        "broker 3 was lost and broker 1 was elected controller again (ZooKeeper was away for 20,030 ms)"
+    )
+    told = [(step.at_ms, step.text.partition(".")[0]) for step in story.steps]
+    assert told[:3] == [
+        (0.0, "Brokers 1 and 2 hear from ZooKeeper for the last time"),
+        (14_985.0, "The connection of broker 1 to broker 3 is lost"),
+        (19_985.0, "ZooKeeper answers broker 1 again"),
+    ]
+    assert all(step.at_ms >= 20_025 for step in story.steps[3:])
+
+
+def test_a_controller_that_left_office_because_its_disk_is_full_is_said_to_have() -> None:
+    recorder = Recorder()
+    recorder.add(-90_000, 1, 5, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(0, 3, 6, "Startup", brokers=[1, 2, 3], unreachable=[], topics=0, partitions=0)
+    recorder.add(60, 3, 6, "BrokerSuspected", broker=1, reason="it refuses connections", lasted_ms=40.0)
+    recorder.add(62, 3, 6, "BrokerChange", lost=[1], added=[])
+    without = last_failover(recorder.entries)
+    full = [{"broker": 1, "reason": "/data/1: [Errno 28] No space left on device"}]
+    recorder.add(300, 3, 6, "LogDirFailure", failed_disks=full)
+    story = last_failover(recorder.entries)
+    assert without is not None
+    assert story is not None
+    assert story.title == "broker 1 was lost (full disk) and broker 3 became the controller"
+    assert story.steps[0].text == (
+        "Broker 1, the controller until now, has left office and ends: its log directory has no space left."
+    )
+    assert (story.steps[-1].at_ms, story.steps[-1].event) == (300.0, "LogDirFailure")
+    recorder.entries[-1]["time_ms"] += 20_000
+    recorder.entries.insert(-1, recorder.entries[-1] | {"event": "BrokerChange", "added": [1], "failed_disks": []})
+    assert failovers(recorder.entries)[-1] == without, "it was back before it reported that"
 
 
 def test_the_story_of_a_broker_that_hung_begins_when_others_heard_from_it_for_the_last_time() -> None:

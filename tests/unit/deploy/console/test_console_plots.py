@@ -167,6 +167,8 @@ def test_plots_say_their_values_in_words() -> None:
     html = metric_sections(samples, [old, story], now_s)["plots"]
     assert "500 per second now; 500 to 1,500" in html
     assert "1 in ten minutes, the longest 624 ms" in html
+    own = metric_sections(samples, [story._replace(longest_ms=66.0)], now_s)["plots"]
+    assert "1 in ten minutes, the longest 66 ms" in own, "of the partition, though two losses lay apart"
     assert "2.2 ms now" in html
     assert "0 requests now; 0 to 7" in html
     assert "34 per second now; 34 to 34" in html
