@@ -222,13 +222,11 @@ def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool
     # Of one that was started or resumed since, nothing is known yet but its registration.
     is_back = not is_gone and not is_paused and (not health.alive or health.paused)
     if is_paused:
-        unanswered = [str(name) for name, leader in _leaders(state) if leader == broker_id] if is_registered else []
+        names = _names_of(state) if is_registered else []
+    elif is_registered and not answers and not is_gone and not is_back:
+        names = [*health.unanswered_partitions, *health.awaited_partitions]
     else:
-        unanswered = [
-            name
-            for name in health.unanswered_partitions
-            if is_registered and not answers and not is_gone and not is_back and _led_by(state, name) == broker_id
-        ]
+        names = []
     return replace(
         health,
         pid=None if is_gone else health.pid,
@@ -238,14 +236,17 @@ def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool
         silent=health.silent and not answers,
         slow_disks=[] if is_gone else health.slow_disks,
         slow_answer_s=None if answers else health.slow_answer_s,
-        unanswered_partitions=unanswered,
+        unanswered_partitions=[name for name in names if _led_by(state, name) == broker_id],
+        awaited_partitions=[
+            name
+            for name in names
+            if broker_id in _isr_of(state, name) and _led_by(state, name) not in (broker_id, None)
+        ],
     )
 
 
-def _leaders(state: ClusterState) -> Iterator[tuple[TopicPartition, int | None]]:
-    for topic in state.topics.values():
-        for each in topic.partitions:
-            yield TopicPartition(topic.name, each.partition), each.leader
+def _names_of(state: ClusterState) -> list[str]:
+    return [f"{topic.name}-{each.partition}" for topic in state.topics.values() for each in topic.partitions]
 
 
 def _described(state: ClusterState, name: str) -> PartitionDescription | None:

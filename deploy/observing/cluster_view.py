@@ -132,6 +132,14 @@ class ClusterView(NamedTuple):
     def led_by(self, broker_id: int) -> list[TopicPartition]:
         return [name for name, state in self.partitions.items() if state.leader_id == broker_id]
 
+    def waiting_for(self, broker_id: int) -> list[TopicPartition]:
+        """Return the partitions that others lead with this broker in the ISR: acks=all waits for it."""
+        return [
+            name
+            for name, state in self.partitions.items()
+            if broker_id in state.isr_nodes and state.leader_id not in (broker_id, NO_LEADER)
+        ]
+
     def id_at(self, address: Address) -> int | None:
         """Return the registered broker with this address."""
         return next((broker_id for broker_id, known in self.brokers.items() if known == address), None)
@@ -190,6 +198,14 @@ class ClusterView(NamedTuple):
             name
             for name, state in self.partitions.items()
             if len(state.isr_nodes) < min(self.min_insync_replicas.get(name.topic, 0), len(state.replica_nodes))
+        ]
+
+    def at_min_isr_partitions(self) -> list[TopicPartition]:
+        """Return the partitions that lack replicas in sync and have just the known `min.insync.replicas`."""
+        return [
+            name
+            for name in self.under_replicated_partitions()
+            if len(self.partitions[name].isr_nodes) == self.min_insync_replicas.get(name.topic)
         ]
 
 

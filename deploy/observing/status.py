@@ -70,6 +70,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     """Whether it was not started here: only its registration is known, and of one that is missing its replicas."""
     unanswered_partitions: list[str] = []
     """`TOPIC-PARTITION` of those that it leads, if it is paused or silent: clients wait until another broker leads."""
+    awaited_partitions: list[str] = []
+    """Those that others lead with it in the ISR, if it is paused or silent: acks=all waits for it."""
     leaving: bool = False
     """Whether `minibroker brokers remove` moves its replicas away."""
     slow_answer_s: float | None = None
@@ -87,11 +89,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
         that it was ordered to have, which are then the likely cause."""
         heal = f"it has injected faults ({'; '.join(faults)}): `minibroker heal {self.id}`" if faults else ""
-        led = f", and leads {some_of(self.unanswered_partitions)}" if self.unanswered_partitions else ""
-        wait = "wait if it was just started"
-        if led and not self.is_elsewhere:
-            led += ", whose writes wait"
-            wait = "wait for the end of its ZooKeeper session"
+        waits = self._what_waits()
+        wait = "wait for the end of its ZooKeeper session" if waits else "wait if it was just started"
         if self.is_missing:
             return (
                 f"broker {self.id} has replicas, but is not in the cluster: it has stopped, hangs or does not reach "
@@ -106,15 +105,15 @@ class BrokerStatus(msgspec.Struct, frozen=True):
             room = "free space there, then " if self.last_error and says_full_disk(self.last_error) else ""
             return f"broker {self.id} is not running{why}: {room}`minibroker start {self.id}`"
         if self.paused:
-            return f"broker {self.id} is paused{led}: `minibroker resume {self.id}`"
+            return f"broker {self.id} is paused{waits}: `minibroker resume {self.id}`"
         if self.recovery is not None:
             return f"broker {self.id} is recovering ({self.recovery}): wait"
         if self.silent and self.is_elsewhere:
-            return f"broker {self.id} is registered but does not answer on port {self.port}{led}: look where it runs"
+            return f"broker {self.id} is registered but does not answer on port {self.port}{waits}: look where it runs"
         if self.silent and (heal or not is_unknown):
             out = " and is not in the cluster" if self.registered is False else ""
             remedy = f"; {heal}" if heal else f": {wait}, else see `minibroker logs {self.id}`"
-            return f"broker {self.id} runs but does not answer{led}{out}{remedy}"
+            return f"broker {self.id} runs but does not answer{waits}{out}{remedy}"
         if self.registered is False:
             lost = self._lost_zookeeper()
             look = "look where it runs" if self.is_elsewhere else f"see `minibroker logs {self.id}`"
@@ -133,6 +132,17 @@ class BrokerStatus(msgspec.Struct, frozen=True):
                 f"{SLOW_AFTER_S:g} s){remedy}"
             )
         return None
+
+    def _what_waits(self) -> str:
+        """Return which partitions wait for it, in words. One elsewhere may only be cut off from here."""
+        found = ""
+        if self.unanswered_partitions:
+            found += f", and leads {some_of(self.unanswered_partitions)}"
+            found += "" if self.is_elsewhere else ", whose writes wait"
+        if self.awaited_partitions:
+            found += f", and is in the ISR of {some_of(self.awaited_partitions)}"
+            found += "" if self.is_elsewhere else ", where acks=all waits"
+        return found
 
     @property
     def is_missing(self) -> bool:
@@ -187,6 +197,9 @@ class Status(msgspec.Struct, frozen=True):
     None: unknown."""
     under_min_isr_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those with fewer replicas in sync than `min.insync.replicas`. None: unknown."""
+    at_min_isr_partitions: list[str] | None = None
+    """`TOPIC-PARTITION` of those of `under_replicated_partitions` with just `min.insync.replicas` in sync. None:
+    unknown."""
     not_preferred_partitions: list[str] | None = None
     """`TOPIC-PARTITION` of those led by another broker although the preferred one is in sync. None: unknown."""
     reassigning_partitions: list[str] | None = None
@@ -250,7 +263,7 @@ class Status(msgspec.Struct, frozen=True):
             or self.under_min_isr_partitions
             or self.stalled_partitions
             or self.slow_followers
-            or any(broker.unanswered_partitions for broker in self.brokers)
+            or any(broker.unanswered_partitions or broker.awaited_partitions for broker in self.brokers)
         )
 
     def problems(self) -> list[str]:
@@ -308,7 +321,13 @@ class Status(msgspec.Struct, frozen=True):
             )
         if self.under_replicated_partitions:
             remedy = self._remedy(self.missing_replicas, "then wait")
-            found.append(f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR: {remedy}")
+            risk = ""
+            if at_risk := self.at_min_isr_partitions:
+                where = "" if len(at_risk) == len(self.under_replicated_partitions) else f" in {some_of(at_risk)}"
+                risk = f" (one more loss stops acks=all{where})"
+            found.append(
+                f"{some_of(self.under_replicated_partitions)} with replicas missing from the ISR{risk}: {remedy}"
+            )
         by_awaited: dict[tuple[bool, tuple[int, ...]], list[str]] = {}
         for name, brokers in (self.stalled_partitions or {}).items():
             by_awaited.setdefault((name in self.doubted_stalls, tuple(brokers)), []).append(name)
@@ -440,9 +459,7 @@ def status_of_processes(
             recovery=recoveries.get(entry.id),
             silent=entry.id in silent,
             leaving=entry.leaving is not None,
-            unanswered_partitions=(
-                _names(view.led_by(entry.id)) if entry.id in silent or states[entry.id] is ProcessState.PAUSED else []
-            ),
+            **_waits(view, entry.id, entry.id in silent or states[entry.id] is ProcessState.PAUSED),
             slow_answer_s=slow.get(entry.id),
             **_told(view, entry.id),
         )
@@ -494,7 +511,7 @@ def _elsewhere(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]
             offline_log_dirs=offline_log_dirs.get(broker, {}),
             silent=broker in silent,
             is_elsewhere=True,
-            unanswered_partitions=_names(view.led_by(broker)) if broker in silent else [],
+            **_waits(view, broker, broker in silent),
             slow_answer_s=slow.get(broker),
             **_told(view, broker),
         )
@@ -505,6 +522,22 @@ def _elsewhere(view: ClusterView, offline_log_dirs: Mapping[int, dict[str, str]]
         for broker in view.missing()
     ]
     return sorted((*present, *missing), key=lambda broker: broker.id)
+
+
+class _Waits(TypedDict, total=False):
+    """Fields of `BrokerStatus`."""
+
+    unanswered_partitions: list[str]
+    awaited_partitions: list[str]
+
+
+def _waits(view: ClusterView, broker_id: int, is_silent: bool) -> _Waits:
+    if not is_silent:
+        return {}
+    return {
+        "unanswered_partitions": _names(view.led_by(broker_id)),
+        "awaited_partitions": _names(view.waiting_for(broker_id)),
+    }
 
 
 class _Told(TypedDict, total=False):
@@ -554,6 +587,7 @@ def _status(
         offline_partitions=unless_unknown(view.offline_partitions()),
         under_replicated_partitions=unless_unknown(view.under_replicated_partitions()),
         under_min_isr_partitions=unless_unknown(view.under_min_isr_partitions()),
+        at_min_isr_partitions=unless_unknown(view.at_min_isr_partitions()),
         not_preferred_partitions=unless_unknown(view.not_preferred_partitions()),
         reassigning_partitions=unless_unknown(one.name for one in view.movements),
         reassignments=progress(view.movements) if view.movements else None,

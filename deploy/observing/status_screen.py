@@ -53,8 +53,9 @@ def status_lines(found: Status) -> list[str]:
     lines = table_lines(("broker", "port", "pid", "state", "leaders", "controller"), rows)
     if found.zookeeper is not None:
         state = "paused" if found.zookeeper.paused else "running" if found.zookeeper.alive else "not running"
-        cut = f", cut from {all_of('broker', found.cut_from_zookeeper)}" if found.cut_from_zookeeper else ""
-        lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}{cut}")
+        away = all_of("broker", found.cut_from_zookeeper)
+        unreached = f", not reached by {away}" if found.cut_from_zookeeper and state == "running" else ""
+        lines.append(f"ZooKeeper at {found.zookeeper.connect}: {state}{unreached}")
     lines.append(f"offline partitions: {_partitions(found.offline_partitions)}")
     lines.append(f"under-replicated partitions: {_partitions(found.under_replicated_partitions)}")
     lines += [

@@ -318,6 +318,10 @@ def test_a_process_that_has_ended_or_paused_since_is_not_said_to_run() -> None:
         assert paused.problems() == [f"broker 2 is paused{led}: `minibroker resume 2`"]
         if 2 in alive:
             assert paused.is_any_partition_in_trouble
+            led_by_another = _state(_topic("orders", _partition(0, 1, [1, 2, 3], [1, 2, 3])), silent=(2,))
+            assert still_true(paused, led_by_another._replace(paused=frozenset({2}))).problems() == [
+                "broker 2 is paused, and is in the ISR of orders-0, where acks=all waits: `minibroker resume 2`"
+            ]
 
 
 def test_a_process_that_was_started_or_resumed_since_is_not_said_to_be_down() -> None:
@@ -342,8 +346,14 @@ def test_a_missing_broker_elsewhere_that_has_registered_since_is_not_missing() -
 
 
 def test_a_broker_that_has_answered_since_is_neither_silent_nor_slow() -> None:
-    state = _state(_topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3])))
-    for health in (_status(silent=True, unanswered_partitions=["orders-0"]), _status(slow_answer_s=1.5)):
+    state = _state(
+        _topic("orders", *(_partition(number, leader, [1, 2, 3], [1, 2, 3]) for number, leader in ((0, 2), (1, 1))))
+    )
+    for health in (
+        _status(silent=True, unanswered_partitions=["orders-0"]),
+        _status(silent=True, awaited_partitions=["orders-1"]),
+        _status(slow_answer_s=1.5),
+    ):
         assert len(health.problems()) == 1
         assert still_true(health, state).problems() == []
         assert still_true(health, _state(*state.topics.values(), silent=(2,))).problems() == health.problems()

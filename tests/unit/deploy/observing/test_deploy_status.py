@@ -300,18 +300,42 @@ def test_a_leader_that_does_not_answer_is_named_with_the_partitions_that_wait_fo
     view = merge([answer(partitions={0: (2, 0, [1, 2, 3]), 1: (1, 0, [1, 2, 3]), 2: (2, 0, [1, 2, 3])})])
     paused = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, ProcessState.RUNNING, view)
     assert paused.problems() == [
-        "broker 2 is paused, and leads orders-0, orders-2, whose writes wait: `minibroker resume 2`"
+        "broker 2 is paused, and leads orders-0, orders-2, whose writes wait, and is in the ISR of orders-1, where "
+        "acks=all waits: `minibroker resume 2`"
     ]
     silent = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, silent=[2])
     assert silent.problems() == [
-        "broker 2 runs but does not answer, and leads orders-0, orders-2, whose writes wait: wait for the end of its "
-        "ZooKeeper session, else see `minibroker logs 2`"
+        "broker 2 runs but does not answer, and leads orders-0, orders-2, whose writes wait, and is in the ISR of "
+        "orders-1, where acks=all waits: wait for the end of its ZooKeeper session, else see `minibroker logs 2`"
     ]
     assert "running, no answer" in status_lines(silent)[2]
     elsewhere = status_of_view(view._replace(answered=frozenset(view.brokers[id] for id in (1, 3))))
     assert elsewhere.problems() == [
-        "broker 2 is registered but does not answer on port 9093, and leads orders-0, orders-2: look where it runs"
+        "broker 2 is registered but does not answer on port 9093, and leads orders-0, orders-2, and is in the ISR of "
+        "orders-1: look where it runs"
     ]
+
+
+def test_a_broker_that_only_follows_and_hangs_holds_up_acks_all() -> None:
+    view = merge([answer(partitions={0: (1, 0, [1, 2, 3])})])
+    paused = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.PAUSED}, ProcessState.RUNNING, view)
+    assert paused.problems() == [
+        "broker 2 is paused, and is in the ISR of orders-0, where acks=all waits: `minibroker resume 2`"
+    ]
+    assert paused.is_any_partition_in_trouble
+
+
+def test_partitions_that_bear_no_further_loss_are_named() -> None:
+    view = merge([answer(partitions={0: (1, 0, [1, 3]), 1: (3, 0, [3, 1]), 2: (3, 0, [3, 1])})])
+    view = view._replace(min_insync_replicas={"orders": 2})
+    gone = status_of_processes(CLUSTER, {**ALL_RUN, 2: ProcessState.GONE}, ProcessState.RUNNING, view)
+    assert gone.at_min_isr_partitions == gone.under_replicated_partitions == ["orders-0", "orders-1", "orders-2"]
+    assert gone.problems()[-1] == (
+        "orders-0, orders-1, orders-2 with replicas missing from the ISR (one more loss stops acks=all): "
+        "`minibroker start 2`, then wait"
+    )
+    able = view._replace(min_insync_replicas={"orders": 1})
+    assert status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, able).at_min_isr_partitions == []
 
 
 def test_a_broker_that_was_not_started_here_is_shown_too() -> None:
@@ -425,7 +449,7 @@ def test_what_brings_zookeeper_back_is_the_first_remedy_of_partitions_without_a_
         problems = status.problems()
         assert problems[0] == f"{why}, so no leader and no controller can be elected: {remedy}"
         assert f"orders-0 without a leader: {remedy}, then `minibroker start 1`" in problems
-    assert "ZooKeeper at 127.0.0.1:2181: running, cut from brokers 2 and 3" in status_lines(status)
+    assert "ZooKeeper at 127.0.0.1:2181: running, not reached by brokers 2 and 3" in status_lines(status)
     one = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view, faults=cut, cut_from_zookeeper=[2])
     assert one.problems()[0] == "broker 1 is not running: `minibroker start 1`", "broker 3 reaches ZooKeeper"
 
