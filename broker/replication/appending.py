@@ -175,7 +175,7 @@ class Appender:
             respond(statuses)
             return
         self._waits.produces.try_complete_else_watch(
-            DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._waits.produce_expired), statuses
+            DelayedProduce(timeout_ms, statuses, self._partitions.get, respond, self._waits), statuses
         )
 
     def write(
@@ -209,9 +209,7 @@ class Appender:
             respond(status)
             return status.required_offset
         statuses = {topic_partition: status}
-        operation = DelayedProduce(
-            timeout_ms, statuses, self._partitions.get, lambda _: respond(status), self._waits.produce_expired
-        )
+        operation = DelayedProduce(timeout_ms, statuses, self._partitions.get, lambda _: respond(status), self._waits)
         self._waits.produces.try_complete_else_watch(operation, statuses)
         return status.required_offset
 

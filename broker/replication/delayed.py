@@ -1,5 +1,7 @@
 """The waits of the data path: a produce with acks=all and a deletion for replicas, a fetch for something to read."""
 
+from __future__ import annotations
+
 from abc import abstractmethod
 from collections.abc import Callable, Collection, Hashable
 from typing import Any, Generic, NamedTuple, TypeVar
@@ -8,6 +10,7 @@ import msgspec
 
 from minibroker.broker.replication.isolation import CONSUMER, FetchIsolation
 from minibroker.broker.replication.partition import Partition
+from minibroker.broker.replication.upkeep.slow_commits import SlowCommits
 from minibroker.broker.scheduling.purgatory import DelayedOperation, Purgatory, SlicedPurgatory, Timer
 from minibroker.broker.storage.validator import RefusedRecords
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -107,11 +110,25 @@ class DelayedProduce(_UntilSettled[ProduceStatus]):  # P5
     """Waits until all in-sync replicas have what was appended (Kafka's DelayedProduce). REQUEST_TIMED_OUT leaves open
     whether the records will survive."""
 
+    def __init__(
+        self,
+        timeout_ms: int,
+        statuses: dict[TopicPartition, ProduceStatus],
+        find: FindPartition,
+        respond: Callable[[dict[TopicPartition, ProduceStatus]], None],
+        waits: Waits,
+    ) -> None:
+        super().__init__(timeout_ms, statuses, find, respond, waits.produce_expired)
+        self._slow_commits = waits.slow_commits
+        self._began_s = waits.slow_commits.monotonic()
+
     def _look(self, partition: Partition, status: ProduceStatus) -> ErrorCode | None:
         return partition.acknowledgement(status.required_offset, status.leading_since_epoch)
 
     def _settle(self, status: ProduceStatus, code: ErrorCode, partition: Partition | None) -> None:
         if code is ErrorCode.NONE:
+            if partition is not None:
+                self._slow_commits.committed(partition, self._began_s)
             return
         status.response.error_code = code
         status.response.base_offset = -1
@@ -270,8 +287,9 @@ class Waits:
     """The purgatories of the data path, and the events that make their operations look again: once per turn of the
     loop, however many events there were."""
 
-    def __init__(self) -> None:
+    def __init__(self, monotonic: Callable[[], float]) -> None:
         self._timer = Timer()
+        self.slow_commits = SlowCommits(monotonic)
         self.produces: Purgatory[DelayedProduce] = Purgatory("Produce", self._timer)
         self.follower_fetches: Purgatory[DelayedFetch] = Purgatory("Fetch", self._timer)
         """Checked at once: producers wait for them."""

@@ -70,7 +70,7 @@ class ReplicaManager:
         self._clock = clock
         self._supervisor = supervisor
         self.log_dirs = logs
-        self.waits = waits = Waits()
+        self.waits = waits = Waits(clock.monotonic)
         self.listeners = LeadershipListeners()
         self.partitions = partitions = Partitions(me, logs, metadata)
         self.fetchers = ReplicaFetcherManager(

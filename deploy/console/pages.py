@@ -8,6 +8,7 @@ from functools import lru_cache
 from minibroker.client.administering.groups import GroupRebalance, MemberDescription
 from minibroker.client.administering.movements import Movement, progress
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
+from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds, time_of_day
 from minibroker.deploy.console.chart import drawing
@@ -85,7 +86,7 @@ def problem_section(health: Status | None, error: str | None, is_checking: bool 
     known. `is_checking`: it is being found out."""
     if is_checking:
         return {"problems": section("problems", element("p", "Checking for problems …", class_="legend"))}
-    problems = [] if health is None else problem_lines(health)
+    problems = [] if health is None else [*problem_lines(health), *map(pastable, health.slow_commit_lines())]
     faults = [] if health is None else fault_lines(health)
     if error is not None:
         problems.append(f"what `minibroker status` knows cannot be shown: {error}")

@@ -114,7 +114,7 @@ TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, CUT_APART, SLO
 CUT, NO_ANSWER, STALLED, MAY_STALL = "cut from the leader", "does not answer", "does not copy", "may not copy"
 SLOW = "copies slowly"
 """Doubts about a replica in sync: a fault cuts it and the leader apart; its broker does not answer; records have waited
-for it, or for another one, for seconds; it lags."""
+for it, or for another one, for seconds; it lags or delays acks=all."""
 
 
 class _Seen(NamedTuple):
@@ -128,7 +128,7 @@ class _Seen(NamedTuple):
     doubted: Collection[str]
     """See `Status.doubted_stalls`."""
     slow: Set[tuple[str, int]]
-    """Replicas in sync that lag, by the names of their partitions and their brokers."""
+    """Replicas in sync that lag or delay acks=all, by the names of their partitions and their brokers."""
     cuts: Set[tuple[int, int]]
     """Pairs of brokers of which the first cannot copy from the second by their faults, which do not say on whose side
     the cut is."""
@@ -143,12 +143,14 @@ def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
     slow = {each.id for each in (() if health is None else health.brokers) if each.slow_answer_s is not None}
     ids = broker_ids(state)
     lagging = () if health is None else health.slow_followers
+    delaying = () if health is None else health.slow_commits
     return _Seen(
         state,
         {id: _state_of(state, id, id in registered, id in slow) for id in ids},
         {} if health is None else health.stalled_partitions or {},
         () if health is None else health.doubted_stalls,
-        {(name, late.broker) for late in lagging if late.is_in_sync for name in late.partitions},
+        {(name, late.broker) for late in lagging if late.is_in_sync for name in late.partitions}
+        | {(name, slow.broker) for slow in delaying for name in slow.partitions},
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
         set() if health is None else set(health.cut_from_zookeeper),
         {} if health is None else {each.id: each.zookeeper_losses for each in health.brokers},
@@ -201,6 +203,7 @@ def still_true(health: Status, state: ClusterState) -> Status:
         stalled_partitions=None
         if health.stalled_partitions is None
         else {name: awaited for name, awaited in stalled.items() if awaited},
+        slow_commits=[each for each in health.slow_commits if each.broker in state.behind],
         slow_followers=[late for each in health.slow_followers if (late := _slow_still(each, state)) is not None],
     )
 

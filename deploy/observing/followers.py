@@ -1,4 +1,4 @@
-"""Slow followers: replicas that lag behind their leaders although their brokers live and answer."""
+"""Slow followers: replicas that lag behind their leaders, or delay acks=all, although their brokers live and answer."""
 
 from __future__ import annotations
 
@@ -58,6 +58,26 @@ class SlowFollower(msgspec.Struct, frozen=True):
         return f"broker {self.broker} {what}: {state} {how}{waits}; {remedy or wait + look}"
 
 
+class SlowCommits(msgspec.Struct, frozen=True):
+    """The records for which acks=all waited a second or longer for one broker within the last 10 s."""
+
+    broker: int
+    """The follower that copied them last."""
+    partitions: list[str]
+    """`TOPIC-PARTITION` of each."""
+    leaders: list[int]
+    longest_s: float
+
+    def sentence(self, partitions: str, remedy: str | None) -> str:
+        """Return what has happened, and the remedy; the arguments are as in `SlowFollower.sentence`."""
+        # Of one leader and one follower, either may be slow.
+        slow = all_of("broker", [self.broker] if len(self.leaders) > 1 else sorted((self.broker, *self.leaders)))
+        return (
+            f"acks=all took up to {self.longest_s:,.1f} s in {partitions} within the last 10 s, until broker "
+            f"{self.broker} had copied the records: {remedy or f'check the disk, processor and network of {slow}'}"
+        )
+
+
 class _Kind(NamedTuple):
     broker: int
     is_in_sync: bool
@@ -91,6 +111,25 @@ def slow_followers(view: ClusterView) -> list[SlowFollower]:
             len(leaders[kind.broker]) == 1 and alone[replicas[0][1]] > 1,
         )
         for kind, replicas in sorted(kinds.items())
+    ]
+
+
+def slow_commits(view: ClusterView) -> list[SlowCommits]:
+    """Return what leaders say of the time that acks=all took, by broker."""
+    found: dict[int, list[tuple[TopicPartition, int, int]]] = {}
+    for leader, health in sorted(view.health.items()):
+        for slow in health.slow_commits:
+            name = TopicPartition(slow.topic_name, slow.partition_index)
+            if name in view.partitions and view.partitions[name].leader_id == leader:
+                found.setdefault(slow.broker_id, []).append((name, leader, slow.longest_ms))
+    return [
+        SlowCommits(
+            broker,
+            [str(name) for name in sorted(name for name, _, _ in waits)],
+            sorted({leader for _, leader, _ in waits}),
+            max(longest_ms for _, _, longest_ms in waits) / 1_000,
+        )
+        for broker, waits in sorted(found.items())
     ]
 
 

@@ -21,7 +21,7 @@ from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing import rights
 from minibroker.deploy.observing.cluster_view import SLOW_AFTER_S, ClusterView
 from minibroker.deploy.observing.commits import PATIENCE_S
-from minibroker.deploy.observing.followers import SlowFollower, slow_followers
+from minibroker.deploy.observing.followers import SlowCommits, SlowFollower, slow_commits, slow_followers
 from minibroker.protocol.model import INTERNAL_TOPICS, TopicPartition
 from minibroker.protocol.recovery_progress import RecoveryProgress
 from minibroker.protocol.words import all_of, counted, listed, says_full_disk
@@ -221,6 +221,8 @@ class Status(msgspec.Struct, frozen=True):
     """Those of `stalled_partitions` that wait for one of several members at least, and no leader says for which."""
     slow_followers: list[SlowFollower] = []
     """The live brokers that lag behind leaders, as these say."""
+    slow_commits: list[SlowCommits] = []
+    """The brokers for which acks=all waited just now. They are no problems, since that may be over."""
     faults: dict[int, list[str]] = {}
     """The faults that brokers were ordered to have, in words, by broker. They are no problems: somebody wanted them."""
     cut_from_zookeeper: list[int] = []
@@ -263,6 +265,7 @@ class Status(msgspec.Struct, frozen=True):
             or self.under_min_isr_partitions
             or self.stalled_partitions
             or self.slow_followers
+            or self.slow_commits
             or any(broker.unanswered_partitions or broker.awaited_partitions for broker in self.brokers)
         )
 
@@ -349,6 +352,14 @@ class Status(msgspec.Struct, frozen=True):
             heal = "`minibroker heal` ends the injected faults" if involved else None
             found.append(slow.sentence(some_of(slow.partitions), heal))
         return found
+
+    def slow_commit_lines(self) -> list[str]:
+        """Return the brokers that delayed acks=all just now, each a sentence with the remedy."""
+        heal = "`minibroker heal` ends the injected faults"
+        return [
+            slow.sentence(some_of(slow.partitions), heal if self.faults.keys() & {slow.broker, *slow.leaders} else None)
+            for slow in self.slow_commits
+        ]
 
     def _logs(self, brokers: Sequence[int] = ()) -> str:
         """Return where to look for the cause of a problem of these brokers, or of all."""
@@ -604,6 +615,7 @@ def _status(
         slow_followers=[
             late for late in slow_followers(view) if late.is_in_sync or not late.is_silent or late.broker not in offline
         ],
+        slow_commits=slow_commits(view),
         cut_from_zookeeper=sorted(broker.id for broker in brokers if broker.has_lost_zookeeper),
         missing_rights=list(view.missing_rights),
         hidden_topics=list(view.hidden_topics),

@@ -64,6 +64,7 @@ def status_lines(found: Status) -> list[str]:
         for broker in found.brokers
         if broker.zookeeper_losses >= MANY_LOSSES
     ]
+    lines += map(pastable, found.slow_commit_lines())
     lines += fault_lines(found)
     if found.reassigning_partitions:
         lines.append(f"moving, {found.reassignments}: {some_of(found.reassigning_partitions)}")

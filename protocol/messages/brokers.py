@@ -126,6 +126,17 @@ class SlowDisk(Message):
     """"write" or "flush"."""
 
 
+class SlowCommit(Message):
+    """Records of this broker, which leads the partition, for which acks=all waited long just now."""
+
+    topic_name: TopicName
+    partition_index: Int32
+    broker_id: Int32
+    """The follower that copied them last."""
+    times: Int32
+    longest_ms: Int64
+
+
 class DescribeHealthResponse(Message):
     throttle_time_ms: Int32
     error_code: Int16
@@ -138,6 +149,8 @@ class DescribeHealthResponse(Message):
     slow_disks: Annotated[list[SlowDisk], Meta(max_length=1_000)] = []
     zookeeper_losses: Int32 = 0
     """How many times the connection to ZooKeeper was lost in the last minute, or ZooKeeper not heard in time."""
+    slow_commits: Annotated[list[SlowCommit], Meta(max_length=1_000)] = []
+    """The longest first."""
 
 
 # --- DescribeTimeline (125) ------------------------------------------------------------------------------------------

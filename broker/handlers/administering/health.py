@@ -1,9 +1,17 @@
 """DescribeHealth: what a broker knows of its own state and of its followers."""
 
+from itertools import islice
+
 from minibroker.broker.handlers.services import Services, answer_later
 from minibroker.broker.network.request_channel import Request
 from minibroker.protocol.errors import ErrorCode
-from minibroker.protocol.messages import DescribeHealthRequest, DescribeHealthResponse, LaggingFollower, SlowDisk
+from minibroker.protocol.messages import (
+    DescribeHealthRequest,
+    DescribeHealthResponse,
+    LaggingFollower,
+    SlowCommit,
+    SlowDisk,
+)
 
 MOST_FOLLOWERS = 200
 
@@ -35,6 +43,10 @@ async def handle_describe_health(services: Services, request: Request, _body: De
                     for slow in services.slow_disks()
                 ],
                 contact.recent_losses,
+                [
+                    SlowCommit(*slow.partition, slow.broker_id, slow.times, round(slow.longest_s * 1_000))
+                    for slow in islice(services.replicas.waits.slow_commits.recent(), MOST_FOLLOWERS)
+                ],
             )
         )
 

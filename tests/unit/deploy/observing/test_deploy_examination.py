@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import re
 
+from minibroker.broker.replication.upkeep.slow_commits import WINDOW_S
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.deploy.observing.access import Address
@@ -134,5 +136,41 @@ async def test_a_slow_follower_is_named_by_its_leader_and_no_other_one_under_the
             assert found.view.doubted_stalls == frozenset()
             load.cancel()
             await asyncio.wait([load])
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_a_follower_whose_every_fetch_takes_a_second_is_named_although_it_has_all_the_leader_had() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send("orders", b"record")
+            found, _ = await look(world, ADDRESSES)
+            assert status_of_view(found.view).slow_commits == []
+            leader = found.view.partitions[TopicPartition("orders", 0)].leader_id
+            slow = (leader + 1) % 3
+            cluster.simulation.network.delay_standing(f"broker-{slow}", f"broker-{leader}", 1.2)
+            for _ in range(3):
+                await producer.send("orders", b"record")
+            found, _ = await look(world, ADDRESSES)
+            status = status_of_view(found.view)
+            assert status.problems() == []
+            [line] = status.slow_commit_lines()
+            pair = " and ".join(str(broker) for broker in sorted((leader, slow)))
+            assert re.fullmatch(
+                rf"acks=all took up to [12]\.\d s in orders-0 within the last 10 s, until broker {slow} had copied the "
+                rf"records: check the disk, processor and network of brokers {pair}",
+                line,
+            )
+            cluster.simulation.network.delay_standing(f"broker-{slow}", f"broker-{leader}", 0.0)
+            await asyncio.sleep(WINDOW_S + 1)
+            found, _ = await look(world, ADDRESSES)
+            assert status_of_view(found.view).slow_commits == []
 
     await world.process.run(program())

@@ -30,6 +30,7 @@ from minibroker.protocol.messages import (
     MetadataPartition,
     MetadataResponse,
     MetadataTopic,
+    SlowCommit,
 )
 from minibroker.protocol.messages import SlowDisk as SlowDiskMessage
 from minibroker.protocol.model import TopicPartition
@@ -719,6 +720,22 @@ def test_if_all_followers_of_a_leader_lag_behind_it_alone_that_leader_is_looked_
         health={**both.health, 2: elsewhere},
     )
     assert [slow.is_by_leader for slow in slow_followers(also)] == [False, False], "broker 3 is slow everywhere"
+
+
+def test_brokers_that_have_delayed_acks_all_are_told_and_are_no_problem() -> None:
+    view = merge([answer(partitions={0: (1, 0, [1, 2, 3]), 1: (3, 0, [1, 2, 3]), 2: (3, 0, [1, 2, 3])})])
+    waits = {
+        1: [SlowCommit("orders", 0, 2, 5, 2_340), SlowCommit("orders", 2, 2, 1, 9_000)],
+        3: [SlowCommit("orders", 1, 2, 1, 1_200)],
+    }
+    health = {id: DescribeHealthResponse(0, 0, id, -1, 6_000, slow_commits=slow) for id, slow in waits.items()}
+    view = view._replace(answered=frozenset(view.brokers.values()), health=health)
+    took = "acks=all took up to 2.3 s in orders-0, orders-1 within the last 10 s, until broker 2 had copied the records"
+    status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view)
+    assert (status.problems(), status.is_any_partition_in_trouble) == ([], True)
+    assert f"{took}: check the disk, processor and network of broker 2" in status_lines(status), "orders-2: no leader's"
+    ill = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, view, faults={3: ["it is slow"]})
+    assert f"{took}: `minibroker heal` ends the injected faults" in status_lines(ill)
 
 
 def test_a_follower_of_which_more_is_known_is_not_only_called_slow() -> None:
