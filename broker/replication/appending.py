@@ -254,6 +254,7 @@ class Appender:
                     response=ProducePartitionResponse(topic_partition.partition, ErrorCode.NONE),
                     required_offset=partition.log.log_end_offset,
                     leading_since_epoch=partition.leading_since_epoch,
+                    isr=partition.isr,
                     pending=True,
                 )
             before = partition.high_watermark
@@ -275,6 +276,7 @@ class Appender:
             response=ProducePartitionResponse(topic_partition.partition, ErrorCode.NONE, info.first_offset),
             required_offset=info.next_offset,
             leading_since_epoch=partition.leading_since_epoch,
+            isr=partition.isr,
             pending=True,
         )
 
@@ -325,6 +327,7 @@ class Appender:
             ),
             required_offset=info.last_offset + 1,
             leading_since_epoch=partition.leading_since_epoch,
+            isr=partition.isr,
             pending=acks == -1,
         )
 

@@ -33,6 +33,8 @@ class ProduceStatus(_Status):
     """The response is filled in as soon as it is settled."""
 
     response: ProducePartitionResponse
+    isr: tuple[int, ...] = ()
+    """The ISR at the append."""
 
 
 def refused_append(index: int, error: BrokerError) -> ProducePartitionResponse:
@@ -128,7 +130,7 @@ class DelayedProduce(_UntilSettled[ProduceStatus]):  # P5
     def _settle(self, status: ProduceStatus, code: ErrorCode, partition: Partition | None) -> None:
         if code is ErrorCode.NONE:
             if partition is not None:
-                self._slow_commits.committed(partition, self._began_s)
+                self._slow_commits.committed(partition, status.isr, self._began_s)
             return
         status.response.error_code = code
         status.response.base_offset = -1

@@ -7,8 +7,9 @@ import re
 import shlex
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Awaitable, Callable, Iterator
 from pathlib import Path
+from typing import TypeVar
 
 import pytest
 
@@ -23,6 +24,8 @@ from minibroker.protocol.errors import MinibrokerError
 from minibroker.protocol.model import TopicPartition
 from minibroker.testing import LaunchError, SyncLocalCluster
 from tests.waiting import until_true
+
+T = TypeVar("T")
 
 
 @pytest.fixture(scope="module")
@@ -153,18 +156,10 @@ def test_who_may_describe_a_group_and_none_of_its_topics_learns_the_right_that_i
 
 
 def _groups_of_the_console(config: Path, bootstrap: str) -> tuple[str, ...]:
-    async def look() -> tuple[str, ...]:
-        reader = Reader(lambda: bootstrap, None)
-        try:
-            return (await reader.groups(Query())).missing_rights
-        finally:
-            await reader.close()
+    async def missing_rights(reader: Reader) -> tuple[str, ...]:
+        return (await reader.groups(Query())).missing_rights
 
-    security.choose(config)
-    try:
-        return asyncio.run(look())
-    finally:
-        security.choose(None)
+    return _of_the_console(config, bootstrap, missing_rights)
 
 
 def test_rights_for_a_name_that_does_not_exist_are_added_with_a_warning(cluster: SyncLocalCluster) -> None:
@@ -328,10 +323,17 @@ def test_status_and_timeline_tell_a_client_without_rights_that_it_does_not_see_e
 def _sees_only_some_topics(config: Path, bootstrap: str) -> bool:
     """Whether the console knows that this user may not see all topics."""
 
-    async def look() -> bool:
+    async def hides_topics(reader: Reader) -> bool:
+        return (await reader.cluster(Query())).hides_topics
+
+    return _of_the_console(config, bootstrap, hides_topics)
+
+
+def _of_the_console(config: Path, bootstrap: str, ask: Callable[[Reader], Awaitable[T]]) -> T:
+    async def look() -> T:
         reader = Reader(lambda: bootstrap, None)
         try:
-            return (await reader.cluster(Query())).hides_topics
+            return await ask(reader)
         finally:
             await reader.close()
 

@@ -20,6 +20,7 @@ SLOW_S = 1.0
 WINDOW_S = 10.0
 MOST_REMEMBERED = 1_000
 _JUST_NOW_S = 0.1
+"""Since the fetch that moved the high watermark, when the wait for it ends."""
 
 
 class SlowCommit(NamedTuple):
@@ -44,15 +45,16 @@ class SlowCommits:
         self.monotonic = monotonic
         self._waits: deque[_Wait] = deque(maxlen=MOST_REMEMBERED)
 
-    def committed(self, partition: Partition, began_s: float) -> None:
-        """Note that records of the partition, which have waited since then, are committed."""
+    def committed(self, partition: Partition, isr: tuple[int, ...], began_s: float) -> None:
+        """Note that records of the partition are committed, which have waited since then and were appended with this
+        ISR. Another one now may have ended the wait, and the followers that are left had the records before."""
         now_s = self.monotonic()
-        if now_s - began_s < SLOW_S:
+        if now_s - began_s < SLOW_S or isr != partition.isr:
             return
         fetched = [
             (follower.last_fetch_s, broker_id)
             for broker_id, follower in partition.followers.items()
-            if broker_id in partition.isr and now_s - follower.last_fetch_s <= _JUST_NOW_S
+            if broker_id in isr and now_s - follower.last_fetch_s <= _JUST_NOW_S
         ]
         if fetched:
             _, slowest = max(fetched)

@@ -136,10 +136,11 @@ def test_a_process_that_was_stopped_has_no_slow_disk(cluster: SyncLocalCluster) 
     with sync.Producer(cluster.bootstrap_servers, delivery_timeout_ms=120_000) as producer:
         producer.send("synced", b"before").result()
         [leader] = cluster.slow_disk("leader:synced-0", 0.6)
+        stopped_s = 1.2
         for _ in range(3):
             flushed = [producer.send("synced", b"waits for a flush") for _ in range(3)]
             cluster.pause(leader)
-            time.sleep(1.2)  # the fault itself
+            time.sleep(stopped_s)
             cluster.resume(leader)
             for each in flushed:
                 each.result()

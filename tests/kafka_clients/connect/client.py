@@ -8,7 +8,6 @@ import json
 import subprocess
 import sys
 import tempfile
-import time
 import urllib.error
 import urllib.request
 from collections.abc import Callable, Iterator
@@ -16,6 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from minibroker.deploy.local.ports import free_ports
+from tests.waiting import until_true
 
 LINES = 2_000
 WAIT_S = 60.0
@@ -111,13 +111,12 @@ def created(port: int, name: str, config: dict[str, Any]) -> bool:
 
 
 def step(name: str, is_done: Callable[[], bool]) -> None:
-    deadline_s = time.monotonic() + WAIT_S
-    while not is_done():
-        if time.monotonic() > deadline_s:
-            print("bad", name, f"not within {WAIT_S:.0f} s", sep="\t", flush=True)
-            return
-        time.sleep(0.2)
-    print("ok", name, sep="\t", flush=True)
+    try:
+        until_true(is_done, WAIT_S)
+    except TimeoutError as error:
+        print("bad", name, error, sep="\t", flush=True)
+    else:
+        print("ok", name, sep="\t", flush=True)
 
 
 if __name__ == "__main__":

@@ -723,13 +723,12 @@ async def test_a_broker_tells_for_how_long_and_how_often_it_has_not_reached_zook
             while await away_s() != (0, -0.001):
                 await asyncio.sleep(0.1)
         assert await losses() == (1, 1)
-        for _ in range(3):
-            cluster.simulation.zookeeper.cut("broker-0")
-            await asyncio.sleep(2)
-            cluster.simulation.zookeeper.uncut("broker-0")
-            await asyncio.sleep(2)
+        shorter_than_a_session_s, recent_s = 2, 60
+        for change in (cluster.simulation.zookeeper.cut, cluster.simulation.zookeeper.uncut) * 3:
+            change("broker-0")
+            await asyncio.sleep(shorter_than_a_session_s)
         assert await losses() == (4, 4)
-        await asyncio.sleep(60)
+        await asyncio.sleep(recent_s)
         assert await losses() == (4, 0)
 
     await world.process.run(program())

@@ -149,9 +149,9 @@ async def test_the_report_of_a_broker_that_was_cut_from_zookeeper_says_for_how_l
     cluster = await _start_cluster()
     [controller] = cluster.active_controllers()
     away = next(broker_id for broker_id in cluster.broker_ids if broker_id != controller)
-    session = session_of(cluster, away)
+    session, away_s = session_of(cluster, away), 9  # the session lasts for 6
     session.suspend()
-    await asyncio.sleep(9)  # the session lasts for 6
+    await asyncio.sleep(away_s)
     session.resume()
     await cluster.until(lambda: session.state is SessionState.EXPIRED)
     await cluster.until(lambda: all(away in cluster.state(p).isr for p in PARTITIONS))

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import re
 
-from minibroker.broker.replication.upkeep.slow_commits import WINDOW_S
+from minibroker.broker.replication.upkeep.slow_commits import SLOW_S, WINDOW_S
 from minibroker.client.admin import Admin
 from minibroker.client.producer import Producer
 from minibroker.deploy.observing.access import Address
@@ -109,13 +109,7 @@ async def test_a_slow_follower_is_named_by_its_leader_and_no_other_one_under_the
         async with Admin(cluster.bootstrap, world=world) as admin:
             await admin.create_topic("orders", partitions=1, replication_factor=3)
         async with Producer(cluster.bootstrap, world=world, acks=1) as producer:
-
-            async def produce() -> None:
-                while True:
-                    await producer.send("orders", b"record")
-                    await asyncio.sleep(0.002)
-
-            load = asyncio.create_task(produce())
+            load = asyncio.create_task(keep_sending(producer))
             for _ in range(10):
                 await asyncio.sleep(0.3)
                 found, _ = await look(world, ADDRESSES)
@@ -174,3 +168,41 @@ async def test_a_follower_whose_every_fetch_takes_a_second_is_named_although_it_
             assert status_of_view(found.view).slow_commits == []
 
     await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_a_follower_that_keeps_up_is_not_blamed_for_a_wait_that_ends_as_another_one_leaves_the_isr() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        async with (
+            Producer(cluster.bootstrap, world=world) as producer,
+            Producer(cluster.bootstrap, world=world, acks=1) as busy,
+        ):
+            load = asyncio.create_task(keep_sending(busy))
+            await producer.send("orders", b"record")
+            found, _ = await look(world, ADDRESSES)
+            leader = found.view.partitions[TopicPartition("orders", 0)].leader_id
+            hanging = next(b for b in range(3) if b not in (leader, found.view.controller_id))
+            cluster.pause_broker(hanging)
+            began_s = asyncio.get_running_loop().time()
+            await producer.send("orders", b"waits until the session of the other follower ends")
+            assert asyncio.get_running_loop().time() - began_s > SLOW_S
+            found, _ = await look(world, [address for broker, address in enumerate(ADDRESSES) if broker != hanging])
+            assert status_of_view(found.view).slow_commits == []
+            cluster.resume_broker(hanging)
+            load.cancel()
+            await asyncio.wait([load])
+
+    await world.process.run(program())
+
+
+async def keep_sending(producer: Producer) -> None:
+    every_s = 0.002
+    while True:
+        await producer.send("orders", b"record")
+        await asyncio.sleep(every_s)
