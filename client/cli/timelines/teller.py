@@ -339,14 +339,17 @@ class Teller:
 
     def _find_signs(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
         """Yield suspicions and removals of the victims, and resignations, since the previous failover, with their
-        indexes."""
+        indexes. A broker that came back later was lost in an earlier one."""
         found: list[tuple[int, Entry]] = []
+        back: set[int] = set()
         for index in range(first_turn - 1, -1, -1):
             entry = self._entries[index]
             is_old = self._entries[first_turn]["time_ms"] - entry["time_ms"] > SIGNS_WITHIN_MS
             if is_old or index == self._previous:
                 break
-            if entry["event"] in _SIGNS and self._is_of_victim(entry, self._entries[first_turn]):
+            back |= came_back([entry], 0, 1)
+            lost = entry["controller"] if entry["event"] == "Resignation" else entry.get("broker")
+            if entry["event"] in _SIGNS and lost not in back and self._is_of_victim(entry, self._entries[first_turn]):
                 found.insert(0, (index, entry))
         yield from found
         for index, entry in enumerate(self._entries[first_turn:], first_turn):
@@ -391,7 +394,10 @@ class Teller:
             if not since_ms <= entry["time_ms"] <= until_ms:
                 continue
             failed = {failed["broker"] for failed in entry.get("failed_disks", []) if self._is_victim(failed["broker"])}
-            if failed - came_back(self._entries, self._last_turn + 1, index):
+            back = came_back(self._entries, index + 1, first_turn) | came_back(
+                self._entries, self._last_turn + 1, index
+            )
+            if failed - back:
                 yield index, entry
 
     def _is_victim(self, broker_id: int) -> bool:

@@ -180,17 +180,18 @@ def test_a_clock_that_is_moved_stamps_records_and_is_set_right(cluster: SyncLoca
 
 
 def test_the_failover_of_a_moved_clock_is_told_at_its_time(cluster: SyncLocalCluster, tmp_path: Path) -> None:
-    cluster.move_clock("all", 600)
-    before_ms = time.time_ns() // 1_000_000
-    cluster.kill("controller")
-
     def last_began_ms() -> int:
         asked = ["timeline", "--failovers", "--format", "json", "--bootstrap", cluster.bootstrap_servers]
         told = shell.run(asked, tmp_path).out.splitlines()
         return int(json.loads(told[-1])["began_ms"]) if told else 0
 
-    until_true(lambda: last_began_ms() >= before_ms - 1_000, 30)
-    assert last_began_ms() <= time.time_ns() // 1_000_000
+    before_ms = last_began_ms()
+    moved_s = 600
+    cluster.move_clock("all", moved_s)
+    cluster.kill("controller")
+    until_true(lambda: last_began_ms() > before_ms, 30)
+    # It may begin earlier than the kill: the slow disk of the test before may just have silenced the broker.
+    assert 0 <= time.time() - last_began_ms() / 1_000 < moved_s / 2
 
 
 def test_one_of_two_disks_breaks_by_the_command_line(tmp_path: Path) -> None:

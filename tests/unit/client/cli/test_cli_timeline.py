@@ -515,6 +515,21 @@ def test_a_broker_that_is_lost_came_back_and_is_lost_again_is_two_stories() -> N
     assert story.began_ms == NOON_MS + 309_000
 
 
+def test_signs_that_are_recorded_after_a_loss_do_not_belong_to_the_next_one() -> None:
+    recorder = controller_failover()
+    full = [{"broker": 2, "reason": "/data/2: [Errno 28] No space left on device"}]
+    recorder.add(300_000, 3, 6, "BrokerChange", lost=[2], added=[])
+    recorder.add(300_003, 3, 6, "BrokerSuspected", broker=2, reason="host:2: it refuses connections", lasted_ms=12.0)
+    recorder.add(300_100, 3, 6, "LogDirFailure", failed_disks=full)
+    recorder.add(301_000, 3, 6, "BrokerChange", lost=[], added=[2])
+    first = last_failover(recorder.entries)
+    recorder.add(314_000, 3, 6, "BrokerChange", lost=[2], added=[])
+    told = failovers(recorder.entries)
+    assert told[-2] == first
+    assert (told[-2].title, told[-1].title) == ("broker 2 was lost (full disk)", "broker 2 was lost")
+    assert told[-1].began_ms == NOON_MS + 314_000
+
+
 @pytest.mark.parametrize("in_sync", [[2, 3], [1, 2, 3]])
 def test_a_cluster_that_was_whole_between_two_losses_had_two_failovers(in_sync: list[int]) -> None:
     recorder = controller_failover()
