@@ -118,12 +118,13 @@ def overview_sections(
     view = overview(state, query, health if as_of_ms is None else None)
     as_of = "" if as_of_ms is None else f", as of {time_of_day(as_of_ms)}"
     epoch = state.description.controller_epoch
+    living = sum(bool(broker.address) and broker.state != "dead" for broker in view.brokers)
     partitions_seen = sum(len(topic.partitions) for topic in state.topics.values())
     facts = [
         ("Controller", view.controller + ("" if epoch is None else f", epoch {epoch}")),
         (
             "Brokers",
-            f"{len(state.description.brokers)} of {len(view.brokers)} {'alive' if not as_of else 'were alive'}",
+            f"{living} of {len(view.brokers)} {'alive' if not as_of else 'were alive'}",
         ),
         ("Partitions", f"{partitions_seen:,}{' seen, and maybe others' if state.hides_topics else ''}"),
         ("Cluster", view.cluster_id),
@@ -224,10 +225,13 @@ def session_words(broker: BrokerView) -> Content:
         words = ["no answer for at least ", _passing(session.unanswered_for_s, 1)]
     else:
         words = ["last heard ", _passing(session.answered_ago_s, 1), " ago"]
+    if broker.zookeeper_trouble:
+        return [*words, f"; no session ends while ZooKeeper {broker.zookeeper_trouble}"]
     if session.ends_in_s is None:
         return [*words, "; its timeout is not known"]
     if session.ends_in_s < -OVERDUE_S:
-        return [*words, "; still registered: it is slow, or ZooKeeper ends no sessions"]
+        slow = "it is slow, or " if broker.state == "silent" else ""
+        return [*words, f"; still registered: {slow}ZooKeeper ends no sessions"]
     if session.ends_in_s < 0:
         return [*words, "; session should have ended ", _passing(-session.ends_in_s, 1), " ago"]
     return [*words, "; session ends in ", _passing(session.ends_in_s, -1)]
@@ -239,7 +243,8 @@ def _passing(seconds: float, per_second: int) -> Content:
 
 
 def _legend_of(brokers: Sequence[BrokerView]) -> Markup | None:
-    return _SESSION_LEGEND if any(broker.state in ("silent", "paused") for broker in brokers) else None
+    are_ending = any(broker.address and broker.state in ("silent", "paused", "dead") for broker in brokers)
+    return _SESSION_LEGEND if are_ending else None
 
 
 _SESSION_LEGEND = element(

@@ -47,12 +47,20 @@ from minibroker.deploy.console.records import (
 from minibroker.deploy.console.sampling import Sight
 from minibroker.deploy.console.sessions import Contacts
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
-from minibroker.deploy.console.views import GROUPS_A_PAGE, Query, broker_ids, page_of, shown_partitions
+from minibroker.deploy.console.views import (
+    GROUPS_A_PAGE,
+    Query,
+    broker_ids,
+    page_of,
+    shown_partitions,
+    without_dead,
+)
 from minibroker.deploy.errors import LaunchError
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
 from minibroker.deploy.local.processes import ProcessState, state_of
+from minibroker.deploy.local.who import ZOOKEEPER, Member
 from minibroker.deploy.observing.cluster_view import ASK_END_OFFSETS_TIMEOUT_S, SLOW_AFTER_S
 from minibroker.deploy.observing.rights import DENIED, names_denied
 from minibroker.deploy.observing.status import Status
@@ -94,6 +102,7 @@ class _OfThisMachine(TypedDict, total=False):
     paused: frozenset[int]
     running: frozenset[int]
     gone: frozenset[int]
+    zookeeper: ProcessState | None
     faults: Mapping[int, Faults]
 
 
@@ -117,7 +126,7 @@ class Reader:
         self._contacts = Contacts()
         self._ids: Sequence[int] = ()
         """The registered brokers of the last reading."""
-        self._processes: Mapping[int, ProcessState] = {}
+        self._processes: Mapping[Member, ProcessState] = {}
         """Those of this machine, at the last reading."""
         self._reassigned: dict[TopicPartition, PartitionReassignment] = {}
         self._reassigned_at_s = float("-inf")
@@ -149,6 +158,7 @@ class Reader:
                 self._contacts.lost()
                 await self._drop(_CLUSTER)
                 raise
+            description, topics = without_dead(description, topics, local.get("gone", ()))
             found, reassigned = await asyncio.gather(
                 self._replicas(admin, [broker.id for broker in description.brokers], known),
                 self._reassignments(admin, topics, description.controller_id),
@@ -196,13 +206,14 @@ class Reader:
             return {}
         states = self._processes = _processes(cluster)
         paused, running, gone = (
-            frozenset(broker_id for broker_id, state in states.items() if state is wanted)
+            frozenset(each.id for each in cluster.brokers if states[each.id] is wanted)
             for wanted in (ProcessState.PAUSED, ProcessState.RUNNING, ProcessState.GONE)
         )
         faults: Mapping[int, Faults] = {}
         with suppress(LaunchError):  # `minibroker status`, beside it, says that a file is damaged
             faults = all_faults(self._files, cluster)
-        return {"paused": paused, "running": running, "gone": gone, "faults": faults}
+        zookeeper = states.get(ZOOKEEPER)
+        return {"paused": paused, "running": running, "gone": gone, "zookeeper": zookeeper, "faults": faults}
 
     async def _replicas(
         self, admin: Admin, ids: Sequence[int], known: asyncio.Task[_Answers] | None = None
@@ -484,8 +495,10 @@ class _Answers(NamedTuple):
     """None: it has not answered."""
 
 
-def _processes(cluster: ClusterFile) -> dict[int, ProcessState]:
-    return {each.id: state_of(each.process) for each in cluster.brokers}
+def _processes(cluster: ClusterFile) -> dict[Member, ProcessState]:
+    """Return the states of the processes of this machine."""
+    found: dict[Member, ProcessState] = {each.id: state_of(each.process) for each in cluster.brokers}
+    return found if cluster.zookeeper.port is None else {**found, ZOOKEEPER: state_of(cluster.zookeeper.process)}
 
 
 async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:

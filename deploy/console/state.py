@@ -11,6 +11,7 @@ from minibroker.client.administering.timeline import Entry
 from minibroker.client.administering.topics import TopicDescription
 from minibroker.client.cli.group_details import GroupDetails
 from minibroker.deploy.console.sessions import Session
+from minibroker.deploy.local.processes import ProcessState
 from minibroker.protocol.faults import Faults
 from minibroker.protocol.model import TopicPartition
 
@@ -43,6 +44,8 @@ class ClusterState(NamedTuple):
     """Brokers of this machine whose processes run."""
     gone: frozenset[int] = frozenset()
     """Brokers of this machine whose processes do not exist."""
+    zookeeper: ProcessState | None = None
+    """Of ZooKeeper's process, if it is one of this machine."""
     faults: Mapping[int, Faults] = MappingProxyType({})
     """The faults that brokers of this machine were ordered to have."""
     hides_topics: bool = False

@@ -10,9 +10,11 @@ from typing import NamedTuple, TypeVar
 from msgspec.structs import replace
 
 from minibroker.client.administering.movements import Copy, Movement
+from minibroker.client.administering.requests import ClusterDescription
 from minibroker.client.administering.topics import PartitionDescription, TopicDescription
 from minibroker.deploy.console.sessions import Session
 from minibroker.deploy.console.state import ClusterState
+from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing.followers import SlowFollower
 from minibroker.deploy.observing.status import BrokerStatus, Status
 from minibroker.protocol import faults
@@ -50,7 +52,7 @@ class BrokerView(NamedTuple):
     state: str
     """"alive", "silent" (registered, but it does not answer), "slow" (as silent, but `minibroker status`, which waits
     longer, had its answer), "paused" (its process is), "out" (its process runs on this machine, but it is not
-    registered) or "dead"."""
+    registered) or "dead" (its process on this machine has ended, or it is not registered)."""
     is_controller: bool
     leads: int
     in_sync: int
@@ -62,6 +64,8 @@ class BrokerView(NamedTuple):
     is_without_zookeeper: bool = False
     zookeeper_losses: int = 0
     """See `BrokerStatus.zookeeper_losses`."""
+    zookeeper_trouble: str = ""
+    """See `ZooKeeperStatus.trouble`: then no session ends."""
 
 
 class Cell(NamedTuple):
@@ -136,6 +140,7 @@ class _Seen(NamedTuple):
     """See `Status.cut_from_zookeeper`."""
     zookeeper_losses: Mapping[int, int]
     """By broker."""
+    zookeeper_trouble: str
 
 
 def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
@@ -154,6 +159,7 @@ def _seen(state: ClusterState, health: Status | None = None) -> _Seen:
         {pair for pair in permutations(ids if state.faults else (), 2) if faults.are_cut_apart(state.faults, *pair)},
         set() if health is None else set(health.cut_from_zookeeper),
         {} if health is None else {each.id: each.zookeeper_losses for each in health.brokers},
+        "" if health is None or health.zookeeper is None else health.zookeeper.trouble,
     )
 
 
@@ -181,9 +187,10 @@ def overview(state: ClusterState, query: Query, health: Status | None = None) ->
 
 
 def signs_of(state: ClusterState) -> object:
-    """Return a value that differs if brokers or the controller have come, gone, or stopped to answer."""
+    """Return a value that differs if brokers, the controller or ZooKeeper have come, gone, or stopped to answer."""
     registered = frozenset(broker.id for broker in state.description.brokers)
-    return registered, state.description.controller_id, frozenset(state.behind), state.paused, state.gone
+    processes = state.paused, state.gone, state.zookeeper
+    return registered, state.description.controller_id, frozenset(state.behind), processes
 
 
 def still_true(health: Status, state: ClusterState) -> Status:
@@ -194,9 +201,14 @@ def still_true(health: Status, state: ClusterState) -> Status:
         name: [broker for broker in awaited if broker in _isr_of(state, name)]
         for name, awaited in (health.stalled_partitions or {}).items()
     }
+    zookeeper = health.zookeeper
+    if zookeeper is not None and state.zookeeper is not None:
+        is_alive, is_paused = state.zookeeper is not ProcessState.GONE, state.zookeeper is ProcessState.PAUSED
+        zookeeper = replace(zookeeper, pid=zookeeper.pid if is_alive else None, alive=is_alive, paused=is_paused)
     return replace(
         health,
         brokers=brokers,
+        zookeeper=zookeeper,
         offline_partitions=None
         if health.offline_partitions is None
         else [name for name in health.offline_partitions if _is_offline(state, name)],
@@ -206,6 +218,23 @@ def still_true(health: Status, state: ClusterState) -> Status:
         slow_commits=[each for each in health.slow_commits if each.broker in state.behind],
         slow_followers=[late for each in health.slow_followers if (late := _slow_still(each, state)) is not None],
     )
+
+
+def without_dead(
+    description: ClusterDescription, topics: Mapping[str, TopicDescription], gone: Collection[int]
+) -> tuple[ClusterDescription, Mapping[str, TopicDescription]]:
+    """Return them without dead brokers as controller and leaders, as `minibroker status` shows them. The living brokers
+    learn of the deaths later, or never if there is no ZooKeeper; until then acks=all waits for the dead in the ISR."""
+    if not gone:
+        return description, topics
+    return description._replace(
+        controller_id=None if description.controller_id in gone else description.controller_id
+    ), {
+        name: topic._replace(
+            partitions=tuple(each._replace(leader=None) if each.leader in gone else each for each in topic.partitions)
+        )
+        for name, topic in topics.items()
+    }
 
 
 def _slow_still(late: SlowFollower, state: ClusterState) -> SlowFollower | None:
@@ -334,6 +363,8 @@ def page_of(items: Sequence[T], page: int, size: int) -> tuple[int, int, Sequenc
 
 
 def _state_of(state: ClusterState, broker_id: int, is_registered: bool, is_slow: bool) -> str:
+    if broker_id in state.gone:
+        return "dead"
     if broker_id in state.paused:
         return "paused"
     if not is_registered:
@@ -364,6 +395,7 @@ def _brokers(seen: _Seen) -> Iterator[BrokerView]:
             tuple(faults.described(state.faults[broker_id])) if broker_id in state.faults else (),
             broker_id in seen.without_zookeeper,
             seen.zookeeper_losses.get(broker_id, 0),
+            seen.zookeeper_trouble,
         )
 
 

@@ -85,9 +85,10 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     zookeeper_losses: int = 0
     """How many times it lost its connection to ZooKeeper in the last minute, or did not hear from ZooKeeper in time."""
 
-    def problem(self, is_unknown: bool, faults: Sequence[str] = ()) -> str | None:
+    def problem(self, is_unknown: bool, faults: Sequence[str] = (), zookeeper_remedy: str = "") -> str | None:
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
-        that it was ordered to have, which are then the likely cause."""
+        that it was ordered to have, which are then the likely cause. `zookeeper_remedy`: if no broker reaches
+        ZooKeeper, without which none can start."""
         heal = f"it has injected faults ({'; '.join(faults)}): `minibroker heal {self.id}`" if faults else ""
         waits = self._what_waits()
         wait = "wait for the end of its ZooKeeper session" if waits else "wait if it was just started"
@@ -96,14 +97,8 @@ class BrokerStatus(msgspec.Struct, frozen=True):
                 f"broker {self.id} has replicas, but is not in the cluster: it has stopped, hangs or does not reach "
                 "ZooKeeper; look where it runs"
             )
-        if not self.alive and self.leaving:
-            return f"broker {self.id} is not running and leaves the cluster: `minibroker brokers remove {self.id}`"
         if not self.alive:
-            why = "" if self.last_error is None else f" ({self.last_error})"
-            if heal:
-                return f"broker {self.id} is not running{why}; {heal}, then `minibroker start {self.id}`"
-            room = "free space there, then " if self.last_error and says_full_disk(self.last_error) else ""
-            return f"broker {self.id} is not running{why}: {room}`minibroker start {self.id}`"
+            return self._problem_of_its_end(faults, zookeeper_remedy)
         if self.paused:
             return f"broker {self.id} is paused{waits}: `minibroker resume {self.id}`"
         if self.recovery is not None:
@@ -132,6 +127,19 @@ class BrokerStatus(msgspec.Struct, frozen=True):
                 f"{SLOW_AFTER_S:g} s){remedy}"
             )
         return None
+
+    def _problem_of_its_end(self, faults: Sequence[str], zookeeper_remedy: str) -> str:
+        first = f"{zookeeper_remedy}, then " if zookeeper_remedy else ""
+        if self.leaving:
+            remedy = f"{first}`minibroker brokers remove {self.id}`"
+            return f"broker {self.id} is not running and leaves the cluster: {remedy}"
+        why = "" if self.last_error is None else f" ({self.last_error})"
+        if faults:
+            why += f"; it has injected faults ({'; '.join(faults)})"
+            first += "" if zookeeper_remedy == _HEAL else f"`minibroker heal {self.id}`, then "
+        elif self.last_error and says_full_disk(self.last_error):
+            first += "free space there, then "
+        return f"broker {self.id} is not running{why}: {first}`minibroker start {self.id}`"
 
     def _what_waits(self) -> str:
         """Return which partitions wait for it, in words. One elsewhere may only be cut off from here."""
@@ -183,6 +191,15 @@ class ZooKeeperStatus(msgspec.Struct, frozen=True):
     paused: bool
     is_elsewhere: bool
     """Whether it was not started here."""
+
+    @property
+    def trouble(self) -> str:
+        """Why it serves no broker, as a predicate; empty if it runs."""
+        if self.paused:
+            return "is paused"
+        if self.alive:
+            return ""
+        return "does not answer" if self.is_elsewhere else "is not running"
 
 
 class Status(msgspec.Struct, frozen=True):
@@ -283,10 +300,11 @@ class Status(msgspec.Struct, frozen=True):
             found.append(f"{zookeeper[0]}, so no leader and no controller can be elected: {zookeeper[1]}")
         for broker in self.brokers:
             told = replace(broker, zookeeper_away_s=None) if zookeeper is not None else broker
-            problem = told.problem(self.is_unknown, self.faults.get(broker.id, ()))
+            faults = self.faults.get(broker.id, ())
+            problem = told.problem(self.is_unknown, faults, "" if zookeeper is None else zookeeper[1])
             if problem is not None:
                 found.append(problem)
-            found += broker.disk_problems(self.faults.get(broker.id, ()))
+            found += broker.disk_problems(faults)
             for path, reason in broker.offline_log_dirs.items():
                 repair = (
                     f"`minibroker heal {broker.id}`"
@@ -339,8 +357,9 @@ class Status(msgspec.Struct, frozen=True):
             if len(awaited) > 1 and not is_doubted:
                 them, have, until = all_of("broker", awaited), "have", "they do or leave"
             see = self._logs(awaited)
-            if paused := [broker.id for broker in self.brokers if broker.paused and broker.id in awaited]:
-                see = listed(f"`minibroker resume {broker}`" for broker in paused)
+            down = [each.id for each in self.brokers if each.id in awaited and (each.paused or not each.alive)]
+            if down or zookeeper is not None:  # no broker leaves the ISR without ZooKeeper
+                see = self._remedy(down)
             elif self.faults:  # those of a leader delay its followers
                 see = "`minibroker heal` ends the injected faults"
             found.append(

@@ -29,9 +29,18 @@ from minibroker.deploy.console.markup import Markup, element, in_words, markup
 from minibroker.deploy.console.parts import Sections, content, frame, notice, topic_form
 from minibroker.deploy.console.sessions import Contacts, Session
 from minibroker.deploy.console.state import ClusterState, Groups, Move, Timeline
-from minibroker.deploy.console.views import CUT, Cell, Query, overview, shown_partitions, still_true
+from minibroker.deploy.console.views import (
+    CUT,
+    Cell,
+    Query,
+    overview,
+    shown_partitions,
+    still_true,
+    without_dead,
+)
+from minibroker.deploy.local.processes import ProcessState
 from minibroker.deploy.observing.followers import SlowFollower
-from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status
+from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status, ZooKeeperStatus
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
 
@@ -222,6 +231,31 @@ def test_a_session_that_outlives_its_timeout_is_of_a_slow_broker_or_zookeeper_is
     assert "it is slow, or ZooKeeper ends no sessions" in pages.overview_sections(state, Query())["brokers"]
     soon = state._replace(sessions={2: session._replace(unanswered_for_s=8.0)})
     assert "session should have ended" in pages.overview_sections(soon, Query())["brokers"]
+
+
+def test_a_broker_whose_process_has_ended_is_dead_before_its_session_ends() -> None:
+    """Which ZooKeeper does not end while it is paused, as is known before the next look at the cluster's health."""
+    description, topics = without_dead(
+        ClusterDescription("cluster", 2, _state().description.brokers, 7),
+        {"orders": _topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3]), _partition(1, 1, [1, 2], [1, 2]))},
+        {2},
+    )
+    state = _state(*topics.values(), silent=(2,))._replace(
+        description=description, gone=frozenset({2}), sessions={2: Session(2.0, 1.0, 6.0, 0)}
+    )
+    health = replace(_status(), zookeeper=ZooKeeperStatus("127.0.0.1:2181", 1, True, False, False))
+    assert [each.state for each in overview(state, Query(), health).brokers] == ["alive", "dead", "alive"]
+    sections = pages.overview_sections(state, Query(), still_true(health, state))
+    assert "; session ends in " in sections["brokers"]
+    assert "2 of 3 alive" in sections["summary"]
+    assert "<dd>none, epoch 7</dd>" in sections["summary"]
+    assert "1 no leader" in sections["troubles"]
+    for process, trouble in ((ProcessState.PAUSED, "is paused"), (ProcessState.GONE, "is not running")):
+        later = still_true(health, state._replace(zookeeper=process))
+        brokers = pages.overview_sections(state, Query(), later)["brokers"]
+        assert f"; no session ends while ZooKeeper {trouble}" in brokers
+        assert later.problems()[0].startswith(f"ZooKeeper {trouble}, so no leader and no controller can be elected: ")
+    assert still_true(later, state._replace(zookeeper=ProcessState.RUNNING)).problems()[0].startswith("broker 2 ")
 
 
 @pytest.mark.parametrize(

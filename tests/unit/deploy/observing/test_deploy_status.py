@@ -455,6 +455,25 @@ def test_what_brings_zookeeper_back_is_the_first_remedy_of_partitions_without_a_
     assert one.problems()[0] == "broker 1 is not running: `minibroker start 1`", "broker 3 reaches ZooKeeper"
 
 
+def test_without_zookeeper_its_remedy_comes_before_those_of_a_dead_broker() -> None:
+    """No broker starts without ZooKeeper, and none leaves the ISR."""
+    states = {**ALL_RUN, 3: ProcessState.GONE}
+    view = merge([answer(partitions={0: (1, 4, [1, 2, 3]), 1: (1, 4, [1, 2, 3])})])
+    first, second = (TopicPartition("orders", number) for number in range(2))
+    view = view._replace(answered=frozenset(view.brokers.values()), stalls={first: [3], second: [2]})
+    full = {3: "log directory /x: [Errno 28] No space left on device"}
+    status = status_of_processes(CLUSTER, states, ProcessState.PAUSED, view, full)
+    dead, *_, of_3, of_2 = status.problems()[1:]
+    assert dead.endswith("): `minibroker resume zookeeper`, then free space there, then `minibroker start 3`")
+    assert of_3.endswith("; `minibroker resume zookeeper`, then `minibroker start 3`")
+    assert of_2.endswith("; `minibroker resume zookeeper`, then wait")
+    reached = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
+    assert [text.rpartition("; ")[2] for text in reached.problems()[-2:]] == [
+        "`minibroker start 3`",
+        "see `minibroker logs 2`",
+    ]
+
+
 def told(away_s: dict[int, float]) -> dict[int, DescribeHealthResponse]:
     """What brokers say of their connections to ZooKeeper. A negative time: there is one."""
     return {broker: DescribeHealthResponse(0, 0, broker, round(s * 1_000), 6_000) for broker, s in away_s.items()}
