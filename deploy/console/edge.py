@@ -199,7 +199,7 @@ class Console:
                 await known.first(HEALTH_WITHIN_S)
                 return state
 
-            return Shared(read, EVERY_S, pace=pace, is_urgent=reader.processes_have_changed)
+            return Shared(read, EVERY_S, pace=pace, is_urgent=reader.machine_has_changed)
 
         def overview(reading: Reading[ClusterState], query: Query) -> Sections:
             found, error = (None, None) if known is None else (known.value, known.error)

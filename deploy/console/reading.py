@@ -56,6 +56,7 @@ from minibroker.deploy.console.views import (
     without_dead,
 )
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local.broker_process import last_error
 from minibroker.deploy.local.cluster_file import ClusterFile
 from minibroker.deploy.local.injected import all_faults
 from minibroker.deploy.local.local_cluster import LocalCluster
@@ -103,6 +104,7 @@ class _OfThisMachine(TypedDict, total=False):
     running: frozenset[int]
     gone: frozenset[int]
     zookeeper: ProcessState | None
+    last_errors: Mapping[int, str]
     faults: Mapping[int, Faults]
 
 
@@ -126,8 +128,8 @@ class Reader:
         self._contacts = Contacts()
         self._ids: Sequence[int] = ()
         """The registered brokers of the last reading."""
-        self._processes: Mapping[Member, ProcessState] = {}
-        """Those of this machine, at the last reading."""
+        self._machine = _Machine({}, {})
+        """At the last reading."""
         self._reassigned: dict[TopicPartition, PartitionReassignment] = {}
         self._reassigned_at_s = float("-inf")
         self._hides_topics = False
@@ -152,7 +154,7 @@ class Reader:
                     admin.describe_cluster(),
                     admin.describe_topics(),
                     self._may_hide_topics(admin),
-                    asyncio.to_thread(self._of_this_machine),
+                    asyncio.to_thread(self.of_this_machine),
                 )
             except MinibrokerError:
                 self._contacts.lost()
@@ -195,25 +197,34 @@ class Reader:
                 pass  # what was known before holds
         return self._hides_topics
 
-    def processes_have_changed(self) -> bool:
-        """Return whether processes of this machine have ended, paused or gone on since the cluster was read."""
+    def machine_has_changed(self) -> bool:
+        """Return whether processes of this machine have ended, paused or gone on since the cluster was read, or have
+        other faults."""
         cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
-        return cluster is not None and bool(self._processes) and _processes(cluster) != self._processes
+        if self._files is None or cluster is None or not self._machine.processes:
+            return False
+        return _machine(self._files, cluster) != self._machine
 
-    def _of_this_machine(self) -> _OfThisMachine:
+    def of_this_machine(self) -> _OfThisMachine:
+        """Return what needs no answer of a broker; nothing of a cluster elsewhere."""
         cluster = None if self._files is None else LocalCluster(self._files).file_or_none()
         if self._files is None or cluster is None:
             return {}
-        states = self._processes = _processes(cluster)
+        machine = self._machine = _machine(self._files, cluster)
+        states = machine.processes
         paused, running, gone = (
             frozenset(each.id for each in cluster.brokers if states[each.id] is wanted)
             for wanted in (ProcessState.PAUSED, ProcessState.RUNNING, ProcessState.GONE)
         )
-        faults: Mapping[int, Faults] = {}
-        with suppress(LaunchError):  # `minibroker status`, beside it, says that a file is damaged
-            faults = all_faults(self._files, cluster)
-        zookeeper = states.get(ZOOKEEPER)
-        return {"paused": paused, "running": running, "gone": gone, "zookeeper": zookeeper, "faults": faults}
+        errors = {id: last_error(LocalCluster(self._files).log_of(id)) for id in gone}
+        return {
+            "paused": paused,
+            "running": running,
+            "gone": gone,
+            "zookeeper": states.get(ZOOKEEPER),
+            "last_errors": {id: error for id, error in errors.items() if error is not None},
+            "faults": machine.faults,
+        }
 
     async def _replicas(
         self, admin: Admin, ids: Sequence[int], known: asyncio.Task[_Answers] | None = None
@@ -495,10 +506,19 @@ class _Answers(NamedTuple):
     """None: it has not answered."""
 
 
-def _processes(cluster: ClusterFile) -> dict[Member, ProcessState]:
-    """Return the states of the processes of this machine."""
-    found: dict[Member, ProcessState] = {each.id: state_of(each.process) for each in cluster.brokers}
-    return found if cluster.zookeeper.port is None else {**found, ZOOKEEPER: state_of(cluster.zookeeper.process)}
+class _Machine(NamedTuple):
+    processes: Mapping[Member, ProcessState]
+    faults: Mapping[int, Faults]
+    """Those that brokers were ordered to have."""
+
+
+def _machine(directory: Path, cluster: ClusterFile) -> _Machine:
+    states: dict[Member, ProcessState] = {each.id: state_of(each.process) for each in cluster.brokers}
+    if cluster.zookeeper.port is not None:
+        states[ZOOKEEPER] = state_of(cluster.zookeeper.process)
+    with suppress(LaunchError):  # `minibroker status`, beside it, says that a file is damaged
+        return _Machine(states, all_faults(directory, cluster))
+    return _Machine(states, {})
 
 
 async def _replicas_of(admin: Admin, broker_id: int) -> Replicas | None:

@@ -46,6 +46,8 @@ class ClusterState(NamedTuple):
     """Brokers of this machine whose processes do not exist."""
     zookeeper: ProcessState | None = None
     """Of ZooKeeper's process, if it is one of this machine."""
+    last_errors: Mapping[int, str] = MappingProxyType({})
+    """The errors with which those of `gone` ended that printed one."""
     faults: Mapping[int, Faults] = MappingProxyType({})
     """The faults that brokers of this machine were ordered to have."""
     hides_topics: bool = False

@@ -187,9 +187,10 @@ def overview(state: ClusterState, query: Query, health: Status | None = None) ->
 
 
 def signs_of(state: ClusterState) -> object:
-    """Return a value that differs if brokers, the controller or ZooKeeper have come, gone, or stopped to answer."""
+    """Return a value that differs if brokers, the controller or ZooKeeper have come, gone, or stopped to answer, or
+    brokers of this machine have other faults."""
     registered = frozenset(broker.id for broker in state.description.brokers)
-    processes = state.paused, state.gone, state.zookeeper
+    processes = state.paused, state.gone, state.zookeeper, state.faults
     return registered, state.description.controller_id, frozenset(state.behind), processes
 
 
@@ -205,18 +206,52 @@ def still_true(health: Status, state: ClusterState) -> Status:
     if zookeeper is not None and state.zookeeper is not None:
         is_alive, is_paused = state.zookeeper is not ProcessState.GONE, state.zookeeper is ProcessState.PAUSED
         zookeeper = replace(zookeeper, pid=zookeeper.pid if is_alive else None, alive=is_alive, paused=is_paused)
+    known = _with_losses(health, state)
+    is_local = bool(state.paused | state.running | state.gone)
     return replace(
-        health,
+        known,
         brokers=brokers,
         zookeeper=zookeeper,
+        faults={broker: faults.described(each) for broker, each in state.faults.items()} if is_local else health.faults,
         offline_partitions=None
-        if health.offline_partitions is None
-        else [name for name in health.offline_partitions if _is_offline(state, name)],
+        if known.offline_partitions is None
+        else [name for name in known.offline_partitions if _is_offline(state, name)],
         stalled_partitions=None
         if health.stalled_partitions is None
         else {name: awaited for name, awaited in stalled.items() if awaited},
         slow_commits=[each for each in health.slow_commits if each.broker in state.behind],
         slow_followers=[late for each in health.slow_followers if (late := _slow_still(each, state)) is not None],
+    )
+
+
+def _with_losses(health: Status, state: ClusterState) -> Status:
+    """Add the partitions that lack replicas or leaders since processes have ended that lived when `health` was found:
+    otherwise it would name only those that were dead before in its remedies."""
+    lost = {each.id for each in health.brokers if each.alive and each.id in state.gone}
+    offline, missing = health.offline_partitions, health.under_replicated_partitions
+    if not lost or offline is None or missing is None:
+        return health
+    lacking: dict[str, set[int]] = {}
+    leaderless: dict[str, tuple[int, ...]] = {}
+    for topic in state.topics.values():
+        for each in topic.partitions:
+            name = TopicPartition(topic.name, each.partition)
+            move = state.moves.get(name)
+            if of_it := lost.intersection(each.replicas).difference(() if move is None else move.adding):
+                lacking[str(name)] = of_it
+                if each.leader is None and of_it & {*each.isr}:
+                    leaderless[str(name)] = each.isr
+    under_min, at_min = health.under_min_isr_partitions or (), health.at_min_isr_partitions
+    return replace(
+        health,
+        offline_partitions=[*dict.fromkeys([*offline, *leaderless])],
+        offline_isr=sorted({*health.offline_isr}.union(*leaderless.values())),
+        under_replicated_partitions=[*dict.fromkeys([*missing, *lacking])],
+        missing_replicas=sorted({*health.missing_replicas}.union(*lacking.values())),
+        missing_from_min_isr=sorted(
+            {*health.missing_from_min_isr}.union(*(lacking.get(each, ()) for each in under_min))
+        ),
+        at_min_isr_partitions=None if at_min is None else [name for name in at_min if name not in lacking],
     )
 
 
@@ -262,6 +297,7 @@ def _broker_still(health: BrokerStatus, state: ClusterState, is_registered: bool
     return replace(
         health,
         pid=None if is_gone else health.pid,
+        last_error=state.last_errors.get(broker_id) if broker_id in state.gone else health.last_error,
         alive=not is_gone,
         paused=is_paused,
         registered=None if health.registered is None or (is_back and not is_registered) else is_registered,

@@ -30,6 +30,10 @@ from minibroker.deploy.console.shared import MAX_KEPT, MAX_PAUSE_S, NOT_IN_TIME,
 from minibroker.deploy.console.state import ClusterState, Groups, Timeline
 from minibroker.deploy.console.views import Query
 from minibroker.deploy.errors import LaunchError
+from minibroker.deploy.local import cluster_file, injected
+from minibroker.deploy.local.cluster_file import BrokerEntry, ClusterFile, ZooKeeperEntry
+from minibroker.deploy.local.faulty_cluster import FaultyCluster
+from minibroker.deploy.local.who import BrokerId
 from minibroker.deploy.observing.status import ControllerStatus, Status, ZooKeeperStatus
 from minibroker.protocol.errors import MinibrokerError, NetworkError
 from tests.waiting import until
@@ -74,7 +78,7 @@ class Cluster:
     async def look(self) -> Sight:
         return Sight({}, 0, 0, 0, {})
 
-    def processes_have_changed(self) -> bool:
+    def machine_has_changed(self) -> bool:
         return False
 
     def timeline_in_files(self) -> Timeline | None:
@@ -481,6 +485,25 @@ async def test_a_failed_reading_leaves_the_clients_of_other_readings_open(monkey
     await reader.close()
     with pytest.raises(Closed):
         await groups
+
+
+def test_errors_and_faults_of_this_machine_are_read_at_each_reading_and_their_change_is_news(
+    tmp_path: Path,
+) -> None:
+    cluster_file.save(tmp_path, ClusterFile(ZooKeeperEntry("z:1", 1), (BrokerEntry(1, 9092),), allow_faults=True))
+    injected.begin(tmp_path)
+    cluster = FaultyCluster(tmp_path)
+    cluster.log_of(1).parent.mkdir()
+    cluster.log_of(1).write_text("error: its disk is full\n", encoding="utf-8")
+    reader = Reader(lambda: "", tmp_path)
+    assert not reader.machine_has_changed()
+    found = reader.of_this_machine()
+    assert (set(found["gone"]), found["last_errors"]) == ({1}, {1: "its disk is full"})
+    assert found["faults"] == {}
+    assert not reader.machine_has_changed()
+    cluster.fill_disk(BrokerId(1))
+    assert reader.machine_has_changed()
+    assert reader.of_this_machine()["faults"].keys() == {1}
 
 
 def test_an_address_that_is_none_is_rejected_before_the_console_listens(monkeypatch: pytest.MonkeyPatch) -> None:

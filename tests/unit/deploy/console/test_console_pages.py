@@ -35,6 +35,7 @@ from minibroker.deploy.console.views import (
     Query,
     overview,
     shown_partitions,
+    signs_of,
     still_true,
     without_dead,
 )
@@ -346,7 +347,10 @@ def test_a_process_that_has_ended_or_paused_since_is_not_said_to_run() -> None:
     for alive in ((1, 3), (1, 2, 3)):  # its session ends later
         state = _state(topic, alive=alive, silent=(2,))._replace(running=frozenset({1, 3}))
         killed = still_true(_status(), state._replace(gone=frozenset({2})))
-        assert killed.problems() == ["broker 2 is not running: `minibroker start 2`"]
+        assert killed.problems() == [
+            "broker 2 is not running: `minibroker start 2`",
+            "orders-0 with replicas missing from the ISR: `minibroker start 2`, then wait",
+        ]
         paused = still_true(_status(), state._replace(paused=frozenset({2})))
         led = ", and leads orders-0, whose writes wait" if 2 in alive else ""
         assert paused.problems() == [f"broker 2 is paused{led}: `minibroker resume 2`"]
@@ -356,6 +360,31 @@ def test_a_process_that_has_ended_or_paused_since_is_not_said_to_run() -> None:
             assert still_true(paused, led_by_another._replace(paused=frozenset({2}))).problems() == [
                 "broker 2 is paused, and is in the ISR of orders-0, where acks=all waits: `minibroker resume 2`"
             ]
+
+
+def test_a_process_that_has_ended_since_is_named_with_its_error_its_faults_and_those_that_ended_before() -> None:
+    """Otherwise the first remedy would be one that fails, or does too little."""
+    topic = _topic("orders", _partition(0, 1, [1, 2, 3], [1, 2]), _partition(1, None, [2, 3], [2]))
+    state = _state(topic, alive=(1,))._replace(running=frozenset({1}), gone=frozenset({2, 3}))
+    health = replace(
+        _status(),
+        under_replicated_partitions=["orders-0", "orders-1"],
+        at_min_isr_partitions=["orders-0", "orders-1"],
+        missing_replicas=[3],
+        under_min_isr_partitions=["orders-0"],
+        missing_from_min_isr=[3],
+    )
+    health = replace(health, brokers=[*health.brokers[:2], replace(health.brokers[2], alive=False)])
+    full = "log directory /x: [Errno 28] No space left on device"
+    told = still_true(health, state._replace(last_errors={2: full})).problems()
+    assert told[0] == f"broker 2 is not running ({full}): free space there, then `minibroker start 2`"
+    assert told[2] == "orders-1 without a leader: `minibroker start 2`"
+    assert told[3].endswith(": `minibroker start 2` and `minibroker start 3`, then wait")
+    assert told[4].startswith("orders-0, orders-1 with replicas missing from the ISR: ")
+    assert told[4].endswith(told[3].rpartition(": ")[2])
+    ill = still_true(health, state._replace(faults={2: Faults(is_isolated=True)}))
+    assert ill.problems()[0].endswith("`minibroker heal 2`, then `minibroker start 2`")
+    assert signs_of(state) != signs_of(state._replace(faults={2: Faults(is_isolated=True)}))
 
 
 def test_a_process_that_was_started_or_resumed_since_is_not_said_to_be_down() -> None:
