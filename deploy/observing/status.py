@@ -81,15 +81,24 @@ class BrokerStatus(msgspec.Struct, frozen=True):
     zookeeper_away_s: float | None = None
     """Seconds since it lost its connection to ZooKeeper, as it says. None: it has one, or does not say."""
     zookeeper_session_timeout_s: float | None = None
-    """After so long without a connection, its session with ZooKeeper ends. None: it does not say."""
+    """After so long without a connection, its session with ZooKeeper ends; the longest of the others' if it does not
+    say. None: unknown."""
     zookeeper_losses: int = 0
     """How many times it lost its connection to ZooKeeper in the last minute, or did not hear from ZooKeeper in time."""
 
-    def problem(self, is_unknown: bool, faults: Sequence[str] = (), zookeeper_remedy: str = "") -> str | None:
+    def problem(
+        self,
+        is_unknown: bool,
+        faults: Sequence[str] = (),
+        zookeeper_remedy: str = "",
+        *,
+        is_controller: bool = False,
+    ) -> str | None:
         """Return the problem of its process with the remedy, or None. `is_unknown`: no broker answers. `faults`: those
         that it was ordered to have, which are then the likely cause. `zookeeper_remedy`: if no broker reaches
         ZooKeeper, without which none can start."""
         heal = f"it has injected faults ({'; '.join(faults)}): `minibroker heal {self.id}`" if faults else ""
+        broker = f"broker {self.id}, the controller," if is_controller else f"broker {self.id}"
         waits = self._what_waits()
         wait = "wait for the end of its ZooKeeper session" if waits else "wait if it was just started"
         if self.is_missing:
@@ -100,7 +109,11 @@ class BrokerStatus(msgspec.Struct, frozen=True):
         if not self.alive:
             return self._problem_of_its_end(faults, zookeeper_remedy)
         if self.paused:
-            return f"broker {self.id} is paused{waits}: `minibroker resume {self.id}`"
+            out = " and not in the cluster" if self.registered is False else ""
+            ends = ""
+            if self.registered and self.zookeeper_session_timeout_s is not None and not zookeeper_remedy:
+                ends = f" (its ZooKeeper session ends {self.zookeeper_session_timeout_s:g} s after its last heartbeat)"
+            return f"{broker} is paused{ends}{out}{waits}: `minibroker resume {self.id}`"
         if self.recovery is not None:
             return f"broker {self.id} is recovering ({self.recovery}): wait"
         if self.silent and self.is_elsewhere:
@@ -108,7 +121,7 @@ class BrokerStatus(msgspec.Struct, frozen=True):
         if self.silent and (heal or not is_unknown):
             out = " and is not in the cluster" if self.registered is False else ""
             remedy = f"; {heal}" if heal else f": {wait}, else see `minibroker logs {self.id}`"
-            return f"broker {self.id} runs but does not answer{waits}{out}{remedy}"
+            return f"{broker} runs but does not answer{waits}{out}{remedy}"
         if self.registered is False:
             lost = self._lost_zookeeper()
             look = "look where it runs" if self.is_elsewhere else f"see `minibroker logs {self.id}`"
@@ -118,12 +131,12 @@ class BrokerStatus(msgspec.Struct, frozen=True):
             timeout_s = self.zookeeper_session_timeout_s or 0.0
             is_over = (self.zookeeper_away_s or 0.0) >= timeout_s
             ends = "its session is over" if is_over else f"its session ends after {timeout_s:g} s without one"
-            return f"broker {self.id} {lost} ({ends}){f'; {heal}' if heal else f': {_WAY_TO_ZOOKEEPER}'}"
+            return f"{broker} {lost} ({ends}){f'; {heal}' if heal else f': {_WAY_TO_ZOOKEEPER}'}"
         if self.slow_answer_s is not None:
             look = "look where it runs" if self.is_elsewhere else f"see `minibroker logs {self.id}`"
             remedy = f"; {heal}" if heal else f": {look}"
             return (
-                f"broker {self.id} is slow to answer (it took {self.slow_answer_s:.1f} s, and should take at most "
+                f"{broker} is slow to answer (it took {self.slow_answer_s:.1f} s, and should take at most "
                 f"{SLOW_AFTER_S:g} s){remedy}"
             )
         return None
@@ -301,7 +314,12 @@ class Status(msgspec.Struct, frozen=True):
         for broker in self.brokers:
             told = replace(broker, zookeeper_away_s=None) if zookeeper is not None else broker
             faults = self.faults.get(broker.id, ())
-            problem = told.problem(self.is_unknown, faults, "" if zookeeper is None else zookeeper[1])
+            problem = told.problem(
+                self.is_unknown,
+                faults,
+                "" if zookeeper is None else zookeeper[1],
+                is_controller=broker.id == self.controller.id,
+            )
             if problem is not None:
                 found.append(problem)
             found += broker.disk_problems(faults)
@@ -610,8 +628,13 @@ def _status(
 
     nothing: list[str] | None = None if rights.hides_topics(view) else []
     offline = {broker.id for broker in brokers if broker.offline_log_dirs}
+    told_s = (broker.zookeeper_session_timeout_s for broker in brokers)
+    longest_s = max((timeout_s for timeout_s in told_s if timeout_s is not None), default=None)
     return Status(
-        brokers=brokers,
+        brokers=[
+            replace(broker, zookeeper_session_timeout_s=broker.zookeeper_session_timeout_s or longest_s)
+            for broker in brokers
+        ],
         zookeeper=zookeeper,
         controller=ControllerStatus(view.controller_id, view.controller_epoch),
         offline_partitions=unless_unknown(view.offline_partitions()),

@@ -352,7 +352,7 @@ def test_a_process_that_has_ended_or_paused_since_is_not_said_to_run() -> None:
             "orders-0 with replicas missing from the ISR: `minibroker start 2`, then wait",
         ]
         paused = still_true(_status(), state._replace(paused=frozenset({2})))
-        led = ", and leads orders-0, whose writes wait" if 2 in alive else ""
+        led = ", and leads orders-0, whose writes wait" if 2 in alive else " and not in the cluster"
         assert paused.problems() == [f"broker 2 is paused{led}: `minibroker resume 2`"]
         if 2 in alive:
             assert paused.is_any_partition_in_trouble
@@ -395,7 +395,7 @@ def test_a_process_that_was_started_or_resumed_since_is_not_said_to_be_down() ->
             assert still_true(health, state).problems() == []
         elsewhere = _state(topic, alive=(1, 3))
         assert [each.split(":")[0] for each in still_true(health, elsewhere).problems()] == [
-            f"broker 2 is {'paused' if health.brokers[1].paused else 'not running'}"
+            f"broker 2 is {'paused and not in the cluster' if health.brokers[1].paused else 'not running'}"
         ]
 
 

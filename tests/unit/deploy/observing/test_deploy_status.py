@@ -245,6 +245,22 @@ def test_a_paused_broker_lives_but_is_a_problem() -> None:
     assert status.problems() == ["broker 2 is paused: `minibroker resume 2`"]
 
 
+def test_a_paused_controller_is_called_so_and_its_problem_says_when_its_session_ends() -> None:
+    states = {**ALL_RUN, 2: ProcessState.PAUSED}
+    view = merge([answer(controller=(2, 7))])._replace(health=told({1: -1, 3: -1}))
+    status = status_of_processes(CLUSTER, states, ProcessState.RUNNING, view)
+    assert status.problems() == [
+        "broker 2, the controller, is paused (its ZooKeeper session ends 6 s after its last heartbeat): "
+        "`minibroker resume 2`"
+    ]
+    held = status_of_processes(CLUSTER, states, ProcessState.PAUSED, view)
+    assert held.problems()[1] == "broker 2, the controller, is paused: `minibroker resume 2`", "no session ends"
+    over = merge([answer(controller=(1, 8), brokers=(1, 3))])._replace(health=told({1: -1, 3: -1}))
+    assert status_of_processes(CLUSTER, states, ProcessState.RUNNING, over).problems() == [
+        "broker 2 is paused and not in the cluster: `minibroker resume 2`"
+    ]
+
+
 def test_a_process_that_is_not_registered_is_a_problem() -> None:
     status = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, merge([answer(brokers=(1, 3))]))
     assert status.problems() == ["broker 2 runs but is not in the cluster: see `minibroker logs 2`"]
@@ -265,8 +281,8 @@ def test_problems_that_injected_faults_explain_are_healed() -> None:
         CLUSTER, ALL_RUN, ProcessState.RUNNING, whole, silent=[1], faults={1: ["each packet takes 2000 ms longer"]}
     )
     assert slow.problems() == [
-        "broker 1 runs but does not answer, and leads orders-0, whose writes wait; it has injected faults (each packet "
-        "takes 2000 ms longer): `minibroker heal 1`"
+        "broker 1, the controller, runs but does not answer, and leads orders-0, whose writes wait; it has injected "
+        "faults (each packet takes 2000 ms longer): `minibroker heal 1`"
     ]
     name = TopicPartition("orders", 0)
     waits = status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, whole._replace(stalls={name: [2]}), faults=cut)
@@ -485,8 +501,8 @@ def test_a_broker_that_does_not_reach_zookeeper_says_so_whatever_the_cause_is() 
     away = whole._replace(health=told({1: 3.4, 2: -1, 3: 0.4}))
     for status in (status_of_view(away), status_of_processes(CLUSTER, ALL_RUN, ProcessState.RUNNING, away)):
         assert status.problems() == [
-            "broker 1 has had no connection to ZooKeeper for 3 s (its session ends after 6 s without one): check "
-            "ZooKeeper and the network between the two"
+            "broker 1, the controller, has had no connection to ZooKeeper for 3 s (its session ends after 6 s without "
+            "one): check ZooKeeper and the network between the two"
         ]
         assert (status.cut_from_zookeeper, status.can_elect) == ([1], False)
         assert "running, without ZooKeeper" in status_lines(status)[1]
