@@ -8,10 +8,8 @@ the epoch of its registration.
 
 import asyncio
 import logging
-import os
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable
 from itertools import chain
-from typing import Any
 
 from prometheus_client.core import Metric
 
@@ -32,7 +30,7 @@ from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metrics.disk_times import TimedWorld
 from minibroker.broker.metrics.listener import MetricsListener
 from minibroker.broker.metrics.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
-from minibroker.broker.metrics.timeline_file import TimelineFile, read_last
+from minibroker.broker.metrics.timeline_file import TimelineStore
 from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.server import Request, SocketServer
 from minibroker.broker.network.settings import NetworkSettings
@@ -90,7 +88,6 @@ from minibroker.protocol.world import (
 
 logger = logging.getLogger("minibroker.broker")
 
-TIMELINE_FILE = "controller-timeline.jsonl"
 SESSION_RETRY_S = 0.05
 REGISTRATION_PATIENCE_S = 0.5
 """The maximum time that an order waits until this broker has heard of the registration that the order is meant for."""
@@ -145,8 +142,7 @@ class Broker:
         self._leadership: Leadership | None = None
         self._controller: Controller | None = None
         self._shutdown: ControlledShutdown | None = None
-        self._timeline: TimelineFile | None = None
-        self._timeline_home: LogManager | None = None
+        self._timeline = TimelineStore(world.disk, self._logs)
         self._registered_again = asyncio.Event()
         self._why_it_ends = ""
         self._configs = DynamicConfigManager(config, world.clock, self._session)
@@ -233,8 +229,7 @@ class Broker:
 
         self._logs.on_offline(self._log_directory_failed)
         await self._logs.open(registration.cluster_id)
-        self._open_timeline()
-        recorded = self._read_timeline()
+        self._timeline.open()
 
         self._replicas = ReplicaManager(
             world,
@@ -275,7 +270,7 @@ class Broker:
         self._transactions.start()
         self._start_controller(registration, connections)
         assert self._controller is not None
-        self._controller.timeline.restore(recorded)
+        self._controller.timeline.restore(self._timeline.last(CAPACITY))
         self._replicas.orders.on_silent = self._controller.record_silent_broker
         self._configs.connect(
             self._broker_config_changed,
@@ -410,7 +405,7 @@ class Broker:
             read_defaults=self._configs.read_broker_configs,
             on_brokers_changed=watch.brokers_changed,
             request_resign=lambda reason: leadership.resign(reason),
-            timeline_sink=self._record,
+            timeline_sink=self._timeline.write,
         )
         leadership = self._leadership = Leadership(
             world,
@@ -504,7 +499,7 @@ class Broker:
                     await self._registration.close()
             finally:
                 await self._logs.close(clean=clean, broker_epoch=broker_epoch)
-                self._close_timeline()
+                self._timeline.close()
 
     async def _stop_serving(self) -> None:
         if self._leadership is not None:
@@ -613,52 +608,6 @@ class Broker:
         self._logs.registered(broker_epoch)  # before any order of this epoch is carried out
         self._registered_again.set()
         self._leadership.attach(session)
-
-    def _record(self, entry: Mapping[str, object]) -> None:
-        """Append to the controller's timeline, on the first disk that accepts it."""
-        while (home := self._timeline_home) is not None:
-            if home.directory.failure is not None or self._timeline is None:
-                self._open_timeline()
-                if self._timeline is None:
-                    return  # without a usable disk, the entry is dropped
-                continue
-            try:
-                self._timeline.write(entry)
-                return
-            except OSError as error:
-                home.directory.fail_unless_short(error, f"writing {TIMELINE_FILE}")
-                if home.directory.failure is None:
-                    self._close_timeline()
-                    return
-
-    def _open_timeline(self) -> None:
-        """Open the timeline in the first online directory, if any."""
-        self._close_timeline()
-        while (home := next(iter(self._logs.online), None)) is not None:
-            try:
-                self._timeline = TimelineFile(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE))
-                break
-            except OSError as error:
-                home.directory.fail_unless_short(error, f"opening {TIMELINE_FILE}")
-                if home.directory.failure is None:
-                    break
-        self._timeline_home = home
-
-    def _read_timeline(self) -> list[dict[str, Any]]:
-        """Return the last entries of this broker's earlier runs."""
-        home = self._timeline_home
-        if home is None or self._timeline is None:
-            return []
-        try:
-            return read_last(self._world.disk, os.path.join(home.log_dir, TIMELINE_FILE), CAPACITY)
-        except OSError as error:
-            home.directory.fail_unless_short(error, f"reading {TIMELINE_FILE}")
-            return []
-
-    def _close_timeline(self) -> None:
-        if self._timeline is not None:
-            timeline, self._timeline = self._timeline, None
-            timeline.close()
 
     def _log_directory_failed(self, failed: LogManager) -> None:
         """Give up the replicas of a failed directory at once; the controller decides about their leaders."""
