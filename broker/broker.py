@@ -132,6 +132,7 @@ class Broker:
         )
         self._sasl.metrics = self._server.metrics
         self._metrics_listener = MetricsListener(self._certificates.network(METRICS), self._render_metrics)
+        self._loop_lag = LoopLag()
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
@@ -333,6 +334,8 @@ class Broker:
         if metrics_address is not None:
             parts = self._replicas, self._groups, self._transactions, verifier, self._controller, transcoder
             self._start_metrics(*parts, registration.contact)
+        probe = self._loop_lag.probe(world.clock.monotonic, world.disk_times.running_s, self._lagged)
+        self._supervisor.start(probe, "probe of the event loop's lag")
         registration.on_failure(self._supervisor.fail)
         await registration.start(self._configs.config.advertised_endpoints(self.ports))
         logger.info("broker %d serves on port %d", config.broker_id, self.port)
@@ -440,7 +443,6 @@ class Broker:
         transcoder: Transcoder,
         contact: Callable[[], ZooKeeperContact],
     ) -> None:
-        clock, loop_lag = self._world.clock.monotonic, LoopLag()
         purgatories = [*replicas.waits.purgatories, *groups.members.purgatories(), self._topic_purgatory]
         self._metrics = BrokerMetrics(
             self._server,
@@ -451,13 +453,12 @@ class Broker:
             self._logs,
             purgatories,
             controller,
-            loop_lag,
+            self._loop_lag,
             transcoder,
             self._client_quotas,
             contact,
             self._world.disk_times,
         )
-        self._supervisor.start(loop_lag.probe(clock), "probe of the event loop's lag")
 
     async def _render_metrics(self) -> bytes:
         parts = recovery_metrics(self._logs) if self._metrics is None else self._metrics.collect()
@@ -602,6 +603,10 @@ class Broker:
                 f"the request is for broker epoch {at_least}, but this broker knows of {self.broker_epoch}",
             ) from None
         return self.broker_epoch
+
+    def _lagged(self, lag_s: float, stopped_s: float) -> None:
+        assert self._controller is not None
+        self._controller.record_stall(lag_s, stopped_s, self._metadata.controller_epoch)
 
     def _registered(self, session: ZooKeeperSession, broker_epoch: int) -> None:
         assert self._leadership is not None

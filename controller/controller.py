@@ -29,6 +29,7 @@ from minibroker.controller.decisions.events import (
 )
 from minibroker.controller.decisions.topics import ConfigCheck
 from minibroker.controller.handlers.steps import ControllerSettings, Hooks, Probe
+from minibroker.controller.interruptions import Interruptions, stalled_s
 from minibroker.controller.tenure import Tenure
 from minibroker.controller.timeline import Entry, EventTimes, Sink, Timeline
 from minibroker.protocol import znodes
@@ -92,6 +93,7 @@ class Controller:
         self._tenure: Tenure | None = None
         self._session: ZooKeeperSession | None = None
         self.timeline = Timeline(world.clock, broker_id, timeline_sink)
+        self._stalls = Interruptions()
 
     @property
     def is_active(self) -> bool:
@@ -196,6 +198,15 @@ class Controller:
         lasted_ms = round(silent_s * 1_000, 3)
         cause = f"broker {broker_id}, which the controller has replaced, was silent for {lasted_ms:,.0f} ms"
         self.timeline.record("BrokerSilent", cause, epoch, {"broker": broker_id, "lasted_ms": lasted_ms})
+
+    def record_stall(self, lag_s: float, stopped_s: float, epoch: int) -> None:
+        """Record in the timeline that this broker was stopped, if its event loop was late by so much, its process did
+        not run for `stopped_s` of it, and this was long. `epoch` is that of the last controller that this broker
+        knows."""
+        details = self._stalls.ended(stalled_s(lag_s, stopped_s), self._world.clock.monotonic())
+        if details is not None:
+            cause = f"broker {self._broker_id} did not run for {lag_s * 1_000:,.0f} ms"
+            self.timeline.record("BrokerStalled", cause, epoch, details)
 
     # -- for the registration --
 

@@ -180,12 +180,18 @@ class LoopLag:
         self.sum_s += lag_s
         self.counts[bisect_left(self.BOUNDS_S, lag_s)] += 1
 
-    async def probe(self, clock: Callable[[], float]) -> None:
-        """Measure until cancelled."""
+    async def probe(
+        self, clock: Callable[[], float], running_s: Callable[[], float], on_lag: Callable[[float, float], None]
+    ) -> None:
+        """Measure until cancelled. `on_lag` is called with each lag, and with the part of it in which the process did
+        not run, by `running_s` (`RunningTime.seconds`)."""
         while True:
-            due = clock() + PROBE_INTERVAL_S
+            began_s, had_run_s = clock(), running_s()
             await asyncio.sleep(PROBE_INTERVAL_S)
-            self.observe(max(0.0, clock() - due))
+            elapsed_s = clock() - began_s
+            lag_s = max(0.0, elapsed_s - PROBE_INTERVAL_S)
+            self.observe(lag_s)
+            on_lag(lag_s, min(lag_s, max(0.0, elapsed_s - (running_s() - had_run_s))))
 
 
 # --- The families --------------------------------------------------------------------------------------------------

@@ -89,7 +89,7 @@ class VirtualCluster:
 
         async def start() -> Broker:
             config = self._config(broker_id)
-            broker = Broker(TimedWorld(world, config.log_directories(), world.clock.monotonic), config)
+            broker = Broker(TimedWorld(world, config.log_directories(), world.clock.running_s), config)
             await broker.start()
             return broker
 

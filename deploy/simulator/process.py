@@ -44,6 +44,9 @@ class Process(Owner):
         self._resumers: list[Callable[[], None]] = []
         self._started: list[asyncio.Task[Any]] = []
         self._callers: dict[asyncio.Future[Any], None] = {}
+        self._paused_at_s = 0.0
+        self.paused_s = 0.0
+        """Seconds for which it has been paused, without a pause that has not ended."""
         loop.before_close.append(self.kill)
 
     def __repr__(self) -> str:
@@ -116,6 +119,7 @@ class Process(Owner):
             return
         self._loop.record(f"{self.name} is paused")
         self.paused, self.running = True, False
+        self._paused_at_s = self._loop.now_s
         Context().run(_call_all, self._pausers)
 
     def resume(self) -> None:
@@ -128,6 +132,7 @@ class Process(Owner):
             return
         self._loop.record(f"{self.name} is resumed")
         self.paused, self.running = False, True
+        self.paused_s += self._loop.now_s - self._paused_at_s
         held, self.held = self.held, []
         timers = [handle for handle in held if isinstance(handle, asyncio.TimerHandle)]
         self._loop.make_ready(handle for handle in held if not isinstance(handle, asyncio.TimerHandle))

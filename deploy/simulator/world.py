@@ -180,6 +180,10 @@ class VirtualClock:
     def monotonic(self) -> float:
         return self._loop.now_s + self._process.ahead_s
 
+    def running_s(self) -> float:
+        """Return the seconds for which the process has not been paused, counted from any moment."""
+        return self._loop.now_s - self._process.paused_s
+
     def wall_ms(self) -> int:
         return self._host.wall_ms()
 

@@ -151,6 +151,23 @@ def test_the_last_failover_is_shown_from_the_first_suspicion_to_the_last_leader(
     assert "the entries are read from the brokers' files: no broker answered" in dead.err
 
 
+def test_a_broker_that_was_stopped_and_kept_its_partitions_is_told_with_the_time(minibroker: Shell) -> None:
+    stopped, paused_s = _controller(minibroker), 2.0
+    minibroker.ok("pause", str(stopped))
+    time.sleep(paused_s)
+    minibroker.ok("resume", str(stopped))
+
+    def stalls() -> list[Any]:
+        entries = _lines(minibroker.ok("timeline", "--format", "json"))
+        return [entry for entry in entries if (entry["event"], entry["controller"]) == ("BrokerStalled", stopped)]
+
+    assert wait_until(lambda: bool(stalls()), PATIENCE_S)
+    assert stalls()[-1]["lasted_ms"] > 1_000 * paused_s - 100
+    told = rf"  broker {stopped}, epoch 1: Broker {stopped} runs again\. It answered nothing for [\d,]+ ms, because"
+    assert re.search(told, minibroker.ok("timeline"))
+    assert f"; broker {stopped} answered nothing for " in minibroker.refused(1, "timeline", "--last-failover")
+
+
 def test_follow_survives_the_death_of_the_broker_it_asks_and_ends_with_ctrl_c(minibroker: Shell) -> None:
     first = _controller(minibroker)
     following = Following(minibroker)

@@ -31,7 +31,7 @@ from minibroker.client.cli.terminal.output import (
 from minibroker.client.cli.terminal.times import hint, parse_time_ms
 from minibroker.client.cli.timelines.failovers import failovers, of_topic
 from minibroker.client.cli.timelines.story import Story
-from minibroker.client.cli.timelines.unfinished import unfinished
+from minibroker.client.cli.timelines.unfinished import stalls, unfinished
 from minibroker.client.cli.timelines.words import date_and_time, entry_lines, milliseconds
 from minibroker.client.cli.topics import open_admin
 from minibroker.protocol.errors import BrokerError, ErrorCode, InvalidMessage, MinibrokerError, NetworkError
@@ -129,7 +129,7 @@ def _show(
     if not stories:
         then = "" if since is None else f" since {since}"
         why = "some entries are missing" if is_refused else "no broker was lost while others ran"
-        coming = "".join(f"; {sentence}" for sentence in lost)
+        coming = "".join(f"; {sentence}" for sentence in [*lost, *stalls(entries, _BEGINNING)])
         raise MinibrokerError(f"no failover is {'known' if is_refused else 'recorded'}{then}: {why}{coming}")
     if "--failovers" in asked:
         _print_stories(stories, format)
@@ -140,7 +140,8 @@ def _show(
     else:
         raise UsageError(f"--failover {number}: {counted(len(stories), 'failover')} recorded: see --failovers")
     if number is None or number == 1:
-        for sentence in lost:
+        ended_ms = stories[-1].began_ms + max(step.at_ms for step in stories[-1].steps)
+        for sentence in [*lost, *stalls(entries, ended_ms)]:
             inform(f"no later failover is recorded, but {sentence}")
 
 

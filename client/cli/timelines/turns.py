@@ -16,6 +16,10 @@ SILENT = "BrokerSilent"
 """Recorded by brokers that carried out the orders of a failover: since when they had not heard from the lost one."""
 SESSION_ENDED = "SessionExpired"
 """Recorded by a broker that was not in office, when it learned that ZooKeeper had ended its session."""
+STALLED = "BrokerStalled"
+"""Recorded by a broker that runs again, about itself."""
+ASIDE = (SILENT, SESSION_ENDED, STALLED)
+"""Entries that tell nothing about the controller of their epoch."""
 STOPS = "ControlledShutdownRequest"
 CONTROLLER_STOPS = "the broker stops"
 """The cause of a resignation."""
@@ -109,6 +113,4 @@ def controller_before(entries: Sequence[Entry], epoch: int) -> int | None:
 
 def _of_earlier_epochs(entries: Sequence[Entry], epoch: int) -> Iterator[Entry]:
     """Yield entries of earlier controllers, or about them, the last one first."""
-    return (
-        entry for entry in reversed(entries) if entry["epoch"] < epoch and entry["event"] not in (SILENT, SESSION_ENDED)
-    )
+    return (entry for entry in reversed(entries) if entry["epoch"] < epoch and entry["event"] not in ASIDE)

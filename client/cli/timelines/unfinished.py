@@ -1,11 +1,13 @@
-"""The failover that may be coming: brokers that are lost or have no ZooKeeper, though no controller has recorded it
-yet. Pure."""
+"""What a failover does not tell: brokers that are lost or have no ZooKeeper, though no controller has recorded it yet,
+and brokers that answered nothing for a while and were not replaced. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from minibroker.client.administering.timeline import Entry
+from minibroker.client.cli.timelines.turns import STALLED
+from minibroker.client.cli.timelines.words import date_and_time, milliseconds
 from minibroker.protocol.errors import MinibrokerError, NetworkError
 from minibroker.protocol.words import all_of
 
@@ -37,6 +39,15 @@ def unfinished(
     if not {*errors} & {*registered}:  # else the loss of another broker may be recorded in entries that are missing
         for broker_id in sorted(_alive(entries) - {*registered}):
             yield f"broker {broker_id} has left the cluster, and no other leads in its place yet: ask again in a moment"
+
+
+def stalls(entries: Sequence[Entry], since_ms: float) -> Iterator[str]:
+    """Yield a sentence for the last stall of each broker, if it began after `since_ms`."""
+    last = {entry["controller"]: entry for entry in entries if entry["event"] == STALLED}
+    for broker_id, entry in sorted(last.items()):
+        if entry["time_ms"] - entry["lasted_ms"] > since_ms:
+            how_long = f"for {milliseconds(entry['lasted_ms'])} until {date_and_time(entry['time_ms'])}"
+            yield f"broker {broker_id} answered nothing {how_long}: see `minibroker timeline`"
 
 
 def _alive(entries: Sequence[Entry]) -> set[int]:

@@ -83,6 +83,11 @@ def sentence(entry: Entry) -> str:
                 f"Broker {entry['controller']} learns that its ZooKeeper session has ended. It had lost its connection "
                 f"to ZooKeeper {milliseconds(entry['away_ms'])} before."
             )
+        case "BrokerStalled":
+            return (
+                f"Broker {entry['controller']} runs again. It answered nothing for {milliseconds(entry['lasted_ms'])}, "
+                "because its process was stopped or got no processor." + _unrecorded(entry)
+            )
         case "BrokerSuspected":
             return f"The controller, {me}, cannot reach {broker} ({_reason(entry)}), and removes its registration."
         case "BrokerChange":
@@ -112,6 +117,11 @@ def sentence(entry: Entry) -> str:
         case _:
             cause = str(entry["cause"])
             return f"{cause[:1].upper()}{cause[1:]}."
+
+
+def _unrecorded(entry: Entry) -> str:
+    count = entry.get("unrecorded", 0)
+    return f" {count} more in the minutes before {'is' if count == 1 else 'are'} not recorded." if count else ""
 
 
 def failed_disks(entry: Entry) -> list[str]:

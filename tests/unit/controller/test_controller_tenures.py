@@ -11,6 +11,7 @@ from functools import partial
 import pytest
 
 from minibroker.controller.decisions.events import Startup
+from minibroker.controller.interruptions import LEAST_S, MOST, WITHIN_S
 from minibroker.deploy.simulator.zookeeper import VirtualSession
 from minibroker.protocol import znodes
 from minibroker.protocol.errors import BrokerError, ErrorCode
@@ -523,6 +524,27 @@ async def test_the_timeline_explains_a_failover_step_by_step(cluster: Cluster, /
     assert numbers == list(range(1, len(numbers) + 1))
     assert office.controller.timeline.entries() == office.entries
     json.dumps(office.entries)
+
+
+@run_by(simulate)
+async def test_a_broker_records_its_stalls_unless_they_are_short_or_many(cluster: Cluster, /) -> None:
+    office = await cluster.start([1])
+    before = len(office.entries)
+    office.controller.record_stall(LEAST_S - 0.01, LEAST_S - 0.01, 7)
+    office.controller.record_stall(3.0, 1.4, 7)  # a call, such as a slow write, held up its event loop
+    assert len(office.entries) == before
+    for lasted_s in range(2, 2 + MOST + 3):
+        office.controller.record_stall(lasted_s, lasted_s * 0.9, 7)
+    recorded = office.entries[before:]
+    assert [(e["event"], e["epoch"], e["lasted_ms"]) for e in recorded] == [
+        ("BrokerStalled", 7, lasted_s * 1_000) for lasted_s in range(2, 2 + MOST)
+    ]
+    assert recorded[0]["cause"] == "broker 100 did not run for 2,000 ms"
+    await asyncio.sleep(WITHIN_S)
+    for _ in range(2):
+        office.controller.record_stall(2.0, 2.0, 7)
+    stalls = [e for e in office.entries[before:] if e["event"] == "BrokerStalled"]
+    assert [e.get("unrecorded", 0) for e in stalls] == [0] * MOST + [3, 0]
 
 
 @run_by(simulate)

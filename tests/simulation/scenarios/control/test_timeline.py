@@ -206,6 +206,24 @@ async def test_the_report_of_a_hanging_controller_begins_when_another_broker_hea
     await cluster.until(lambda: len(cluster.active_controllers()) == 1)
 
 
+@every_seed(range(3))
+@run_by(on_virtual_loop)
+async def test_a_broker_that_was_stopped_and_was_not_replaced_records_for_how_long(seed: int) -> None:
+    cluster = await _start_cluster()
+    stopped = next(broker_id for broker_id in cluster.broker_ids if cluster.state(PARTITIONS[0]).leader == broker_id)
+    for paused_s in (0.5, 4.0):  # its session lasts for 6
+        cluster.pause_broker(stopped)
+        await asyncio.sleep(paused_s)
+        cluster.resume_broker(stopped)
+        await asyncio.sleep(1)
+    found = (await _read(cluster)).entries
+    [stall] = [entry for entry in found if entry["event"] == "BrokerStalled"]
+    assert (stall["controller"], stall["epoch"]) == (stopped, 1)
+    assert 3_850 <= stall["lasted_ms"] <= 4_000
+    assert last_failover(found) is None
+    assert cluster.state(PARTITIONS[0]).leader == stopped
+
+
 @pytest.mark.parametrize("is_controller", [False, True])
 @run_by(on_virtual_loop, seed=12)
 async def test_the_report_of_a_broker_that_ends_because_its_disk_is_full_names_that(is_controller: bool) -> None:

@@ -1136,3 +1136,45 @@ def test_partitions_of_users_are_named_before_those_of_internal_topics() -> None
     topics = ("__consumer_offsets", "__transaction_state")
     names = [f"{topic}-{number}" for topic in topics for number in range(20)] + ["orders-0"]
     assert state_lines(state | {"partition": name} for name in names)[0].startswith("orders-0: leader 1 -> 2")
+
+
+def test_a_stall_is_told_with_its_reason_and_beside_the_failover_before_it(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    recorder = two_losses(300)
+    told = last_failover(recorder.entries)
+    recorder.add(12_000, 2, 5, "BrokerStalled", lasted_ms=15_000.0)  # the lost one wakes up
+    recorder.add(90_000, 3, 6, "BrokerStalled", lasted_ms=4_012.0)
+    recorder.add(95_000, 1, 6, "BrokerStalled", lasted_ms=2_000.0, unrecorded=3)
+    assert last_failover(recorder.entries) == told
+    assert [sentence(entry) for entry in recorder.entries[-2:]] == [
+        "Broker 3 runs again. It answered nothing for 4,012 ms, because its process was stopped or got no processor.",
+        "Broker 1 runs again. It answered nothing for 2,000 ms, because its process was stopped or got no processor. 3 "
+        "more in the minutes before are not recorded.",
+    ]
+
+    async def read(*_: object) -> Known:
+        return Known(recorder.entries, is_refused=False)
+
+    monkeypatch.setattr(timeline, "_read", read)
+    assert run_app(application(), ["timeline", "--last-failover", "--bootstrap", "host:1"]) == 0
+    later = [
+        "no later failover is recorded, but broker 1 answered nothing for 2,000 ms until 2026-11-22 12:01:35.000 UTC: "
+        "see `minibroker timeline --bootstrap host:1`",
+        "no later failover is recorded, but broker 3 answered nothing for 4,012 ms until 2026-11-22 12:01:30.000 UTC: "
+        "see `minibroker timeline --bootstrap host:1`",
+    ]
+    assert capsys.readouterr().err.splitlines() == later
+    recorder.entries = recorder.entries[-1:]
+    assert run_app(application(), ["timeline", "--last-failover", "--bootstrap", "host:1"]) == 1
+    assert "while others ran; broker 1 answered nothing for 2,000 ms until 2026" in capsys.readouterr().err
+
+
+def test_a_controller_that_stalled_before_its_election_was_still_started_when_no_broker_ran() -> None:
+    recorder = Recorder()
+    recorder.add(-600_000, 1, 5, "Startup", brokers=[1], unreachable=[], topics=0, partitions=0)
+    recorder.add(-1_000, 2, -1, "BrokerStalled", lasted_ms=1_500.0)
+    recorder.add(0, 2, 6, "Startup", brokers=[2], unreachable=[], topics=0, partitions=0, broker_up_ms=5_000.0)
+    told = last_failover(recorder.entries)
+    assert told is not None
+    assert "no other broker ran to replace it" in told.steps[0].text
