@@ -192,12 +192,17 @@ class Controller:
         details = {"broker": broker_id, "writes": [f"remove {znodes.CONTROLLER} (of epoch {epoch})"]}
         self.timeline.record("ControllerRemoved", cause, epoch, details)
 
-    def record_silent_broker(self, broker_id: int, epoch: int, silent_s: float) -> None:
+    def record_silent_broker(
+        self, broker_id: int, epoch: int, began_s: float, heard_again_s: float | None = None
+    ) -> None:
         """Record in the timeline that the broker, which the controller of that epoch has replaced, had been silent:
-        nothing of it reached this broker, or it woke up a moment ago."""
-        lasted_ms = round(silent_s * 1_000, 3)
+        nothing of it reached this broker since `began_s` seconds, or until it woke up `heard_again_s` seconds ago."""
+        lasted_ms = round(began_s * 1_000, 3)
         cause = f"broker {broker_id}, which the controller has replaced, was silent for {lasted_ms:,.0f} ms"
-        self.timeline.record("BrokerSilent", cause, epoch, {"broker": broker_id, "lasted_ms": lasted_ms})
+        details: dict[str, object] = {"broker": broker_id, "lasted_ms": lasted_ms}
+        if heard_again_s is not None:
+            details["heard_again_ms"] = round(heard_again_s * 1_000, 3)
+        self.timeline.record("BrokerSilent", cause, epoch, details)
 
     def record_stall(self, lag_s: float, stopped_s: float, epoch: int) -> None:
         """Record in the timeline that this broker was stopped, if its event loop was late by so much, its process did

@@ -11,6 +11,7 @@ from minibroker.broker.cluster.metadata_cache import MetadataCache
 from minibroker.broker.metrics.log_lines import NAMED, named
 from minibroker.broker.replication.delayed import Waits
 from minibroker.broker.replication.following.fetcher_manager import ReplicaFetcherManager
+from minibroker.broker.replication.following.silences import Silence
 from minibroker.broker.replication.isr_writer import IsrWriter
 from minibroker.broker.replication.leadership import LeadershipListeners
 from minibroker.broker.replication.lifecycle import ReplicaLifecycle
@@ -74,9 +75,9 @@ class ControllerOrders:
     _healer: Healer
     _sessions: Callable[[], Awaitable[ZooKeeperSession]]
     _broker_epoch: Callable[[], int]
-    on_silent: Callable[[int, int, float], None] = lambda broker_id, controller_epoch, silent_s: None
+    on_silent: Callable[[int, int, float, float | None], None] = lambda broker_id, controller_epoch, *silence: None
     """Called if an order takes a broker out of the leaders or in-sync replicas that had been silent, with its id, the
-    controller's epoch, and the seconds since its silence began."""
+    controller's epoch, and its longest `Silence`."""
     _up_to_date: ZooKeeperSession | None = None
     """The session that `_up_to_date_session` has brought up to date for the present order."""
 
@@ -115,7 +116,7 @@ class ControllerOrders:
                 f"the request is for broker epoch {request.broker_epoch}, but this is {self._broker_epoch()} by now",
             )
         taken_on: dict[int, list[_Assigned]] = {}
-        silent: dict[int, float] = {}
+        silent: dict[int, list[Silence]] = {}
         for entry in assigned:
             missed = self._replaced(entry)
             try:
@@ -128,26 +129,27 @@ class ControllerOrders:
                 continue
             if entry.state.leader == NO_LEADER:
                 errors.append(_log_end(entry.partition))
-            for broker_id, silent_s in missed.items():
-                silent[broker_id] = max(silent_s or 0.0, silent.get(broker_id, 0.0))
-        for broker_id, silent_s in silent.items():
+            for broker_id, silence in missed.items():
+                silent.setdefault(broker_id, []).extend([] if silence is None else [silence])
+        for broker_id, silences in silent.items():
             self._fetchers.silences.replaced(broker_id)
-            if silent_s:
-                self.on_silent(broker_id, request.controller_epoch, silent_s)
+            if silences:
+                self.on_silent(broker_id, request.controller_epoch, *max(silences, key=lambda each: each.began_s))
         self._log_roles(request, taken_on)
         self._fetchers.close_idle()
         return errors
 
-    def _replaced(self, entry: _Assigned) -> dict[int, float | None]:
-        """Return the brokers that the order replaces as the partition's leader, or takes out of the ISR if this broker
-        leads, and for how many seconds they were silent, if they were."""
+    def _replaced(self, entry: _Assigned) -> dict[int, Silence | None]:
+        """Return the brokers that the order takes out of the partition's ISR, as far as this broker knows that: if it
+        follows, that is the leader. Each with its silence, if it was silent."""
         _, state, partition = entry
         known: tuple[int, ...] = partition.isr if partition.is_leader else (partition.leader_id,)
-        kept = (*state.isr, self._broker_id) if partition.is_leader else (state.leader, NO_LEADER)
         if state.leader_epoch <= partition.leader_epoch:
             return {}
+        in_sync = () if state.leader == NO_LEADER else state.isr  # the last one stays there while it is away
+        kept = (*in_sync, self._broker_id, NO_LEADER)
         replaced = [broker_id for broker_id in known if broker_id not in kept]
-        return {b: self._fetchers.silences.silent_s(b, partition.role_since_s) for b in replaced}
+        return {b: self._fetchers.silences.present_or_recent(b, partition.role_since_s) for b in replaced}
 
     def _log_roles(self, request: LeaderAndIsrRequest, taken_on: dict[int, list[_Assigned]]) -> None:
         """Write one short line for the order: ten thousand partitions may come in a hundred orders."""

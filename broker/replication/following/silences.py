@@ -18,6 +18,14 @@ RECENT_S = 2.0
 
 
 class Silence(NamedTuple):
+    """Of a broker, in seconds before the present time."""
+
+    began_s: float
+    heard_again_s: float | None
+    """None: it is still silent."""
+
+
+class _Ended(NamedTuple):
     began_s: float
     ended_s: float
 
@@ -27,7 +35,7 @@ class Silences:
         self._clock = clock
         self._heard: dict[int, tuple[float, float]] = {}
         """When a fetch or an answer of a broker arrived, and until when the next one is due."""
-        self._ended: dict[int, Silence] = {}
+        self._ended: dict[int, _Ended] = {}
         """The last silence of each broker."""
 
     def heard(self, broker_id: int, next_within_ms: int) -> None:
@@ -35,7 +43,7 @@ class Silences:
         now_s = self._clock.monotonic()
         heard_s, due_s = self._heard.get(broker_id, (now_s, now_s))
         if now_s > due_s:
-            self._ended[broker_id] = Silence(heard_s, now_s)
+            self._ended[broker_id] = _Ended(heard_s, now_s)
         self._heard[broker_id] = now_s, now_s + next_within_ms / 1_000 + ALLOWANCE_S
 
     def replaced(self, broker_id: int) -> None:
@@ -44,15 +52,16 @@ class Silences:
         self._heard[broker_id] = self._clock.monotonic(), math.inf
         self._ended.pop(broker_id, None)
 
-    def silent_s(self, broker_id: int, expected_since_s: float) -> float | None:
-        """Return the seconds since the broker's present or recent silence began, if its fetches or answers were
-        expected since `expected_since_s`. None: it was heard all the time."""
+    def present_or_recent(self, broker_id: int, expected_since_s: float) -> Silence | None:
+        """Return the broker's present or recent silence, if its fetches or answers were expected since
+        `expected_since_s`. None: it was heard all the time."""
         now_s = self._clock.monotonic()
         heard_s, due_s = self._heard.get(broker_id, (expected_since_s, expected_since_s))
+        heard_again_s = None
         if now_s <= due_s:
             ended = self._ended.get(broker_id)
             if ended is None or now_s - ended.ended_s > RECENT_S:
                 return None
-            heard_s = ended.began_s
-        silent_s = now_s - max(heard_s, expected_since_s)
-        return silent_s if silent_s > ALLOWANCE_S else None
+            heard_s, heard_again_s = ended.began_s, now_s - ended.ended_s
+        began_s = now_s - max(heard_s, expected_since_s)
+        return Silence(began_s, heard_again_s) if began_s > ALLOWANCE_S else None

@@ -12,6 +12,7 @@ from minibroker.client.cli.timelines.turns import (
     TOGETHER_MS,
     begins_anew,
     came_back,
+    is_of_deposed,
     is_turn,
     stops_the_cluster,
     victims_of,
@@ -54,7 +55,11 @@ def _told_backwards(entries: Sequence[Entry], topic: str | None) -> Iterator[Sto
 
 def _told_since_start(entries: Sequence[Entry], shown: Sequence[Entry], is_start_known: bool) -> Iterator[Story]:
     """`shown` are the same entries, perhaps with the partitions of one topic alone."""
-    turns = [index for index in range(len(entries)) if is_turn(entries[index]) and (index > 0 or not is_start_known)]
+    turns = [
+        index
+        for index in range(1 if is_start_known else 0, len(entries))
+        if is_turn(entries[index]) and not is_of_deposed(entries, index)
+    ]
     while turns:
         chosen = [turns.pop()]
         victims = victims_of(entries, chosen[0])

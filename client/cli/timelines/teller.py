@@ -17,6 +17,7 @@ from minibroker.client.administering.timeline import Entry
 from minibroker.client.cli.timelines.story import Step, Story
 from minibroker.client.cli.timelines.turns import (
     BY_OTHERS,
+    CLOCKS_DIFFER_MS,
     CONTROLLER_STOPS,
     SESSION_ENDED,
     SIGNS_WITHIN_MS,
@@ -43,12 +44,11 @@ from minibroker.protocol.words import all_of, counted
 
 _BACK_WITHIN_MS = SIGNS_WITHIN_MS
 """A broker that registers again this soon, and was neither unreachable nor silent, had only lost its session."""
-_CLOCKS_DIFFER_MS = 1_000
 _LATE_MS = 100
 """A busy controller hears an answer this much later than its recorded times add up to."""
 
 _SIGNS = (*BY_OTHERS, "BrokerSuspected", "Resignation")
-_NEWS = ("ZooKeeper session", "was elected")
+_NEWS = ("ZooKeeper session", "was elected", "is the controller, says")
 """Words of the causes of a resignation that a controller learns after it has lost its office."""
 _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
 _SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
@@ -79,10 +79,15 @@ class Teller:
         self._victims = victims
         signs = dict(self._find_signs(turns[0]))
         self._signs = list(signs.values())
-        silences = dict(self._find_silences())
-        self._silences = list(silences.values())
+        self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == STOPS} | {
+            sign["controller"]
+            for sign in self._signs
+            if sign["event"] == "Resignation" and sign["cause"] == CONTROLLER_STOPS
+        }
         disks = dict(self._find_failed_disks(turns[0]))
         self._disks = list(disks.values())
+        silences = dict(self._find_silences())
+        self._silences = list(silences.values())
         ended = {entry["controller"]: entry for entry in self._find_ended_sessions()}
         """The last entry of each of these brokers."""
         self._without_zookeeper = _together(list(ended.values()))
@@ -93,11 +98,6 @@ class Teller:
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
-        self._stopped = {turn["broker"] for turn in self._turns if turn["event"] == STOPS} | {
-            sign["controller"]
-            for sign in self._signs
-            if sign["event"] == "Resignation" and sign["cause"] == CONTROLLER_STOPS
-        }
         self._back = self._only_registered_again(turns[0])
         self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == STOPS
@@ -361,12 +361,22 @@ class Teller:
 
     def _find_silences(self) -> Iterator[tuple[int, Entry]]:
         """Yield when brokers that carried out the orders had heard from the victims for the last time. The controller's
-        own broker may have recorded that before the turn, whose entry is recorded when it is done."""
-        since_ms, epochs = self._turns[0]["time_ms"] - _CLOCKS_DIFFER_MS, {turn["epoch"] for turn in self._turns}
+        own broker may have recorded that before the turn, whose entry is recorded when it is done. A silence that was
+        over when the broker stopped or crashed does not count, nor that which a broker heard when it was cut off
+        itself."""
+        ended = {sign["broker"] for sign in self._signs if "broker" in sign} | self._stopped
+        ended |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
+        since_ms, epochs = self._turns[0]["time_ms"] - CLOCKS_DIFFER_MS, {turn["epoch"] for turn in self._turns}
         for index, entry in enumerate(self._entries):
             if entry["event"] != SILENT or entry["time_ms"] < since_ms or entry["epoch"] not in epochs:
                 continue
-            if self._is_victim(entry["broker"]):
+            was_over = "heard_again_ms" in entry and entry["broker"] in ended
+            was_away = any(
+                entry["controller"] in other.get("added", ())
+                for other in self._entries
+                if _began_ms(entry) <= other["time_ms"] <= entry["time_ms"]
+            )
+            if self._is_victim(entry["broker"]) and not (was_over or was_away):
                 yield index, entry
 
     def _find_ended_sessions(self) -> Iterator[Entry]:
@@ -375,7 +385,7 @@ class Teller:
         records the end of its session as a resignation."""
         for entry in self._entries:
             is_one = entry["event"] == SESSION_ENDED or (entry["event"] == "Resignation" and _is_news(entry))
-            if not is_one or entry.get("away_ms", 0.0) < _CLOCKS_DIFFER_MS:
+            if not is_one or entry.get("away_ms", 0.0) < CLOCKS_DIFFER_MS:
                 continue
             before_ms = [entry["time_ms"] - turn["time_ms"] for turn in self._turns]
             if any(-TOGETHER_MS <= each_ms < entry["away_ms"] for each_ms in before_ms):
@@ -623,7 +633,7 @@ def _together(ended: Sequence[Entry]) -> list[Entry]:
     found = [
         entry
         for entry in ended
-        if min(entry["time_ms"], longest["time_ms"]) - max(_began_ms(entry), _began_ms(longest)) > _CLOCKS_DIFFER_MS
+        if min(entry["time_ms"], longest["time_ms"]) - max(_began_ms(entry), _began_ms(longest)) > CLOCKS_DIFFER_MS
     ]
     return found if len(found) > 1 else []
 

@@ -8,6 +8,7 @@ from minibroker.client.administering.timeline import Entry
 
 SIGNS_WITHIN_MS = 60_000
 """Maximum time between a sign and the loss of the broker."""
+CLOCKS_DIFFER_MS = 1_000
 TOGETHER_MS = 2_000
 """Losses that follow each other faster than this are one failover."""
 BY_OTHERS = ("ControllerSuspected", "ControllerRemoved")
@@ -33,6 +34,17 @@ def is_turn(entry: Entry) -> bool:
     if entry["event"] == STOPS:
         return "broker" in entry and bool(entry.get("states"))  # files of earlier versions do not name it
     return bool(entry["event"] == "Startup" and entry["epoch"] > 1)
+
+
+def is_of_deposed(entries: Sequence[Entry], index: int) -> bool:
+    """Whether a controller has recorded the entry that did not know yet that another had been elected. Brokers reject
+    its orders, so that nothing follows from it."""
+    known_ms = entries[index]["time_ms"] - CLOCKS_DIFFER_MS
+    epoch = entries[index]["epoch"]
+    return any(
+        entry["event"] == "Startup" and entry["epoch"] > epoch and entry["time_ms"] < known_ms
+        for entry in entries[index + 1 :]
+    )
 
 
 def came_back(entries: Sequence[Entry], begin: int, end: int) -> set[int]:

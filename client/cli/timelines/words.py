@@ -76,7 +76,7 @@ def sentence(entry: Entry) -> str:
         case "BrokerSilent":
             return (
                 f"Broker {entry['controller']} hears from {broker} for the last time. After that, fetches between the "
-                f"two go unanswered, for {milliseconds(entry['lasted_ms'])}."
+                f"two go unanswered, for {milliseconds(entry['lasted_ms'] - entry.get('heard_again_ms', 0.0))}."
             )
         case "SessionExpired":
             return (

@@ -385,6 +385,6 @@ def silence_is_not_noticed(patches: Patches) -> None:
 
 @mutant("false stories", "nobody records that a broker was silent, so a failover begins when it was noticed")
 def silences_are_not_recorded(patches: Patches) -> None:
-    @patches.instead_of(Silences, "silent_s")
-    def silent_s(original: Any, self: Silences, broker_id: int, expected_since_s: float) -> None:
+    @patches.instead_of(Silences, "present_or_recent")
+    def present_or_recent(original: Any, self: Silences, broker_id: int, expected_since_s: float) -> None:
         """Return None."""

@@ -488,7 +488,11 @@ def test_a_broker_that_registers_again_after_zookeeper_was_away_was_not_lost(aft
 
 @pytest.mark.parametrize(
     "cause",
-    ["the ZooKeeper session 0x1 has expired", "exists /controller: the ZooKeeper session 0x1 is over; open a new one"],
+    [
+        "the ZooKeeper session 0x1 has expired",
+        "exists /controller: the ZooKeeper session 0x1 is over; open a new one",
+        "broker 3 is the controller, says /controller",
+    ],
 )
 def test_a_controller_that_wakes_up_after_a_hang_does_not_change_the_story(cause: str) -> None:
     recorder = Recorder()
