@@ -7,23 +7,24 @@ consumers.
 The choice: OffsetForLeaderEpoch returns the leader's log end. A partition has stalled if, PATIENCE_S later, its high
 watermark is still below it. The high watermark is asked for again until all partitions have reached it, so a healthy
 cluster costs two questions for each leader, also under load. After that, the leader is asked which followers lag
-(DescribeHealth). If it does not say, the sizes of the logs are compared. They are not of one moment, so under load each
-follower is doubted.
+(DescribeHealth). If it names none and the records still wait, it is not known which member has not copied them, unless
+one does not answer at all.
+
+Rejected: comparing the sizes of the logs. They are not of one moment, so a healthy follower under load was blamed; and
+a follower whose fetches arrive late has the records already.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Iterable, Mapping
 from typing import NamedTuple
 
-from minibroker.client.administering.movements import Sizes
 from minibroker.deploy.observing.cluster_view import (
     ASK_END_OFFSETS_TIMEOUT_S,
     ClusterView,
     ask,
     ask_end_offsets,
-    ask_sizes,
 )
 from minibroker.protocol.apis import DESCRIBE_HEALTH, OFFSET_FOR_LEADER_EPOCH
 from minibroker.protocol.errors import ErrorCode
@@ -54,22 +55,32 @@ class Awaited(NamedTuple):
     """Whether the leader waits for each of them, and not only for one."""
 
 
-def awaited(view: ClusterView, name: TopicPartition, sizes: Sizes, lagging: Collection[int]) -> Awaited:
-    """Return the members of the ISR that the leader waits for: those that it says are `lagging`, or else those whose
-    logs are not as large as its own."""
+Lagging = Mapping[TopicPartition, set[int]]
+"""The followers that leaders call lagging."""
+
+
+def awaited(view: ClusterView, name: TopicPartition, lagging: Lagging) -> Awaited:
+    """Return the members of the ISR for which the leader waits: those that it names. If it names none here, those that
+    do not answer; else those that it names for other partitions, since an answer is bounded; else all."""
     state = view.partitions[name]
-    others = [broker for broker in state.isr_nodes if broker != state.leader_id]
-    if named := sorted({*others} & {*lagging}):
-        return Awaited(named, is_known=True)
-    whole = sizes.get(state.leader_id, {}).get(name)
-    behind = [broker for broker in others if whole is None or sizes.get(broker, {}).get(name) != whole]
-    doubted = sorted(behind or others)
-    return Awaited(doubted, is_known=len(doubted) == 1)
+    others = {broker for broker in state.isr_nodes if broker != state.leader_id}
+    if named := others & lagging.get(name, set()):
+        return Awaited(sorted(named), is_known=True)
+    silent = {broker for broker in others if view.brokers.get(broker) not in view.answered}
+    elsewhere = {
+        broker
+        for other, brokers in lagging.items()
+        if view.partitions[other].leader_id == state.leader_id
+        for broker in brokers
+    }
+    doubted = silent or others & elsewhere or others
+    return Awaited(sorted(doubted), is_known=len(doubted) == 1)
 
 
 async def with_stalls(view: ClusterView, patience_s: float = PATIENCE_S) -> ClusterView:
     """Add `stalls` and `doubted_stalls`. This takes `patience_s` if there is one, and the time of the last answers.
-    Partitions below `min.insync.replicas` are left out, whose records are not committed."""
+    What is committed by the time of an answer that names no follower is no stall any more. Partitions below
+    `min.insync.replicas` are left out, whose records are not committed."""
     refusing = set(view.under_min_isr_partitions())
     able = (name for name, state in view.partitions.items() if len(state.isr_nodes) > 1 and name not in refusing)
     ends = await _ask_log_ends(view, able)
@@ -86,10 +97,12 @@ async def with_stalls(view: ClusterView, patience_s: float = PATIENCE_S) -> Clus
             await asyncio.sleep(_EVERY_S)
     if not ends:
         return view
-    sizes, lagging = await asyncio.gather(
-        ask_sizes(view, sorted(view.brokers), ends, ASK_END_OFFSETS_TIMEOUT_S), _ask_lagging(view, ends)
-    )
-    found = {name: awaited(view, name, sizes, lagging.get(name, ())) for name in sorted(ends)}
+    lagging = await _ask_lagging(view, ends)
+    if unnamed := {name: end for name, end in ends.items() if name not in lagging}:
+        asked = view._replace(partitions={name: view.partitions[name] for name in unnamed})
+        still = set(waiting(unnamed, await ask_end_offsets(asked)))
+        ends = {name: end for name, end in ends.items() if name in lagging or name in still}
+    found = {name: awaited(view, name, lagging) for name in sorted(ends)}
     return view._replace(
         stalls={name: each.brokers for name, each in found.items()},
         doubted_stalls=frozenset(name for name, each in found.items() if not each.is_known),
@@ -97,7 +110,7 @@ async def with_stalls(view: ClusterView, patience_s: float = PATIENCE_S) -> Clus
 
 
 async def _ask_lagging(view: ClusterView, names: Iterable[TopicPartition]) -> dict[TopicPartition, set[int]]:
-    """Return the followers that lag, as the leaders of these partitions say."""
+    """Return the members of the ISR that lag, as the leaders of these partitions say."""
     leaders = sorted({view.partitions[name].leader_id for name in names})
     request = DescribeHealthRequest()
     answers = await asyncio.gather(
@@ -107,7 +120,8 @@ async def _ask_lagging(view: ClusterView, names: Iterable[TopicPartition]) -> di
     for leader, answer in zip(leaders, answers, strict=True):
         for late in () if answer is None else answer.lagging_followers:
             name = TopicPartition(late.topic_name, late.partition_index)
-            if name in view.partitions and view.partitions[name].leader_id == leader:
+            state = view.partitions.get(name)
+            if state is not None and state.leader_id == leader and late.broker_id in state.isr_nodes:
                 lagging.setdefault(name, set()).add(late.broker_id)
     return lagging
 

@@ -372,7 +372,9 @@ class Status(msgspec.Struct, frozen=True):
             by_awaited.setdefault((name in self.doubted_stalls, tuple(brokers)), []).append(name)
         for (is_doubted, awaited), names in by_awaited.items():
             them, have, until = f"broker {' or '.join(map(str, awaited))}", "has", "it does or leaves"
-            if len(awaited) > 1 and not is_doubted:
+            if len(awaited) > 1 and is_doubted:
+                them += " (no leader said which)"
+            elif len(awaited) > 1:
                 them, have, until = all_of("broker", awaited), "have", "they do or leave"
             see = self._logs(awaited)
             down = [each.id for each in self.brokers if each.id in awaited and (each.paused or not each.alive)]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import re
+from typing import Any
 
 from minibroker.broker.replication.upkeep.slow_commits import SLOW_S, WINDOW_S
 from minibroker.client.admin import Admin
@@ -15,7 +16,8 @@ from minibroker.deploy.observing.status import status_of_view
 from minibroker.deploy.simulator.cluster import PORT, VirtualCluster
 from minibroker.deploy.simulator.loop import on_virtual_loop
 from minibroker.deploy.simulator.world import Simulation, VirtualWorld
-from minibroker.protocol.connections.rpc import Connection, open_connection
+from minibroker.protocol.apis import DESCRIBE_HEALTH
+from minibroker.protocol.connections.rpc import Connection, RequestTimedOut, open_connection
 from minibroker.protocol.model import TopicPartition
 from tests.running import run_by
 
@@ -32,11 +34,30 @@ class OfWorld:
         return await open_connection(self._world.network, *address, client_id="t", timeout_s=timeout_s)
 
 
-async def look(world: VirtualWorld, addresses: list[Address]) -> tuple[Findings, float]:
+class WithoutHealth(OfWorld):
+    """No broker answers DescribeHealth, as one that is late."""
+
+    async def open(self, address: Address, timeout_s: float) -> Connection:
+        connection = await super().open(address, timeout_s)
+        ask = connection.request
+
+        async def request(api: Any, *arguments: Any, **options: Any) -> Any:
+            if api is DESCRIBE_HEALTH:
+                await asyncio.sleep(options["timeout_s"])
+                raise RequestTimedOut("no answer")
+            return await ask(api, *arguments, **options)
+
+        connection.request = request  # type: ignore[method-assign]
+        return connection
+
+
+async def look(
+    world: VirtualWorld, addresses: list[Address], access: type[OfWorld] = OfWorld
+) -> tuple[Findings, float]:
     """Return what is found, and the seconds that it took."""
     clock = asyncio.get_running_loop().time
     began_s = clock()
-    found = await examine(addresses, access=OfWorld(world), asks_controller=True, asks_stalls=True, asks_rights=True)
+    found = await examine(addresses, access=access(world), asks_controller=True, asks_stalls=True, asks_rights=True)
     return found, clock() - began_s
 
 
@@ -130,6 +151,34 @@ async def test_a_slow_follower_is_named_by_its_leader_and_no_other_one_under_the
             assert found.view.doubted_stalls == frozenset()
             load.cancel()
             await asyncio.wait([load])
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
+async def test_of_a_leader_that_is_late_it_is_unknown_for_whom_it_waits_and_a_wait_that_is_over_is_none() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+    name = TopicPartition("orders", 0)
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send("orders", b"record")
+            found, _ = await look(world, ADDRESSES)
+            leader = found.view.partitions[name].leader_id
+            slow = (leader + 1) % 3
+            for delay_s, stalls in ((2.5, {}), (5.0, {name: sorted({0, 1, 2} - {leader})})):
+                cluster.simulation.network.delay_standing(f"broker-{slow}", f"broker-{leader}", delay_s)
+                await producer.send("orders", b"its fetch waits at the leader already")
+                waiting = asyncio.ensure_future(producer.send("orders", b"record"))
+                await asyncio.sleep(0.01)
+                found, _ = await look(world, ADDRESSES, WithoutHealth)
+                assert found.view.stalls == stalls
+                assert found.view.doubted_stalls == stalls.keys()
+                await waiting
 
     await world.process.run(program())
 
