@@ -432,6 +432,7 @@ class Broker:
         registration.on_lost(
             lambda state: controller.session_lost(state, self._metadata.controller_epoch, registration.contact())
         )
+        registration.on_back(lambda away_s: controller.zookeeper_is_back(away_s, self._metadata.controller_epoch))
 
     def _start_metrics(
         self,

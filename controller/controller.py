@@ -93,7 +93,7 @@ class Controller:
         self._tenure: Tenure | None = None
         self._session: ZooKeeperSession | None = None
         self.timeline = Timeline(world.clock, broker_id, timeline_sink)
-        self._stalls = Interruptions()
+        self._stalls, self._times_without_zookeeper = Interruptions(), Interruptions()
 
     @property
     def is_active(self) -> bool:
@@ -223,6 +223,14 @@ class Controller:
             away_ms = round((contact.away_s or 0.0) * 1_000, 3)
             cause = f"the ZooKeeper session of broker {self._broker_id} has expired"
             self.timeline.record("SessionExpired", cause, epoch, {"away_ms": away_ms})
+
+    def zookeeper_is_back(self, away_s: float, epoch: int) -> None:
+        """Record in the timeline, if it was long, for how long ZooKeeper did not answer this broker, whose session goes
+        on. `epoch` is that of the last controller that this broker knows."""
+        details = self._times_without_zookeeper.ended(away_s, self._world.clock.monotonic())
+        if details is not None:
+            cause = f"ZooKeeper did not answer broker {self._broker_id} for {away_s * 1_000:,.0f} ms"
+            self.timeline.record("ZooKeeperAway", cause, epoch, details)
 
     # -- for settings that change --
 

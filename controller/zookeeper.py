@@ -381,7 +381,7 @@ class KazooSession:
     def silent_s(self) -> float:
         return self._hearing.silent_s
 
-    def on_heard_again(self, listener: Callable[[], None]) -> None:
+    def on_heard_again(self, listener: Callable[[float, float], None]) -> None:
         self._hearing.on_heard_again = listener
 
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
@@ -613,6 +613,8 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
 
     def select(self, readers: list[Any], writers: list[Any], _: list[Any], timeout: float | None = None) -> Any:
         """Use poll: kazoo's own version creates an epoll for every message, which makes everything 1.5 times slower."""
+        if writers:
+            self._hearing.asked()
         if len(readers) == 1 and not writers:  # not the main wait, which includes the wake-ups
             timeout = self._answer_timeout_s if timeout is None else min(timeout, self._answer_timeout_s)
         return (
@@ -645,6 +647,7 @@ class _Handler(SequentialThreadingHandler):  # type: ignore[misc]
     ) -> socket.socket:
         if self.session_over:
             raise ConnectionAbortedError("the session is over")
+        self._hearing.asked()
         if self._cut is not None:
             self._cut.check()
         if address == self._last:

@@ -16,6 +16,8 @@ _PINGS_PER_TIMEOUT = 3
 """How often per session timeout kazoo pings."""
 _PING_SLACK_S = 1.0
 """An answer to a ping may be this late before it counts as missing."""
+_LATE_S = 1.0
+"""An answer to any request that takes so long is reported."""
 
 
 class Inbox:
@@ -84,20 +86,35 @@ class WakeUps:
 
 
 class Hearing:
-    """When ZooKeeper was last heard of. kazoo's thread calls `heard`, and the loop reads."""
+    """When ZooKeeper was last heard of. kazoo's thread calls `asked` and `heard`, and the loop reads."""
 
-    def __init__(self, session_timeout_ms: int, post: Callable[[Callable[[], object]], None]) -> None:
+    def __init__(
+        self,
+        session_timeout_ms: int,
+        post: Callable[[Callable[[float, float], object], float, float], None],
+        monotonic: Callable[[], float] = time.monotonic,
+    ) -> None:
         self._late_s = session_timeout_ms / 1_000 / _PINGS_PER_TIMEOUT + _PING_SLACK_S
         self._post = post
-        self._heard_s = time.monotonic()
-        self.on_heard_again: Callable[[], object] = lambda: None
-        """Called on the loop after a silence that is longer than an answer to a ping may take."""
+        self._monotonic = monotonic
+        self._heard_s = monotonic()
+        self._asked_s: float | None = None
+        """When the oldest request was sent that is not answered, or a connection was wanted."""
+        self.on_heard_again: Callable[[float, float], object] = lambda silent_s, unanswered_s: None
+        """Called on the loop after a silence that is longer than an answer to a ping may take, or a late answer."""
 
     @property
     def silent_s(self) -> float:
-        return time.monotonic() - self._heard_s
+        return self._monotonic() - self._heard_s
+
+    def asked(self) -> None:
+        if self._asked_s is None:
+            self._asked_s = self._monotonic()
 
     def heard(self) -> None:
-        if self.silent_s > self._late_s:
-            self._post(self.on_heard_again)
-        self._heard_s = time.monotonic()
+        now_s = self._monotonic()
+        silent_s = now_s - self._heard_s
+        unanswered_s = 0.0 if self._asked_s is None else now_s - self._asked_s
+        if silent_s > self._late_s or unanswered_s >= _LATE_S:
+            self._post(self.on_heard_again, silent_s, unanswered_s)
+        self._heard_s, self._asked_s = now_s, None

@@ -170,6 +170,8 @@ class Registration:
         self._session: ZooKeeperSession | None = None
         self._lost_at_s: float | None = None
         """When ZooKeeper was heard of for the last time, if the connection is lost and not back yet."""
+        self._away_since_s: float | None = None
+        """Since when ZooKeeper has not answered, if the connection is lost and not back yet."""
         self._lost_times = 0
         self._losses: deque[float] = deque(maxlen=_MOST_REMEMBERED)
         """The moments of the last losses."""
@@ -182,6 +184,7 @@ class Registration:
 
         self._session_listeners: list[Callable[[ZooKeeperSession, int], None]] = []
         self._lost_listeners: list[Callable[[SessionState], None]] = []
+        self._back_listeners: list[Callable[[float], None]] = []
         self._failure_listeners: list[Callable[[Exception], None]] = []
 
     # -- public --
@@ -205,10 +208,15 @@ class Registration:
         silent_s = 0.0 if self._session is None else self._session.silent_s
         lost_s = 0.0 if self._lost_at_s is None else now_s - self._lost_at_s
         away_s: float | None = max(silent_s, lost_s)
-        if self.is_connected and silent_s < self._session_timeout_ms / 1_000 / 3 + _PING_SLACK_S:
+        if self.is_connected and silent_s < self._silent_at_most_s:
             away_s = None
         recent = sum(1 for lost_at_s in self._losses if lost_at_s > now_s - _RECENT_S)
         return ZooKeeperContact(away_s, self._session_timeout_ms, self._lost_times, recent)
+
+    @property
+    def _silent_at_most_s(self) -> float:
+        """How long ZooKeeper may be silent if it answers pings."""
+        return self._session_timeout_ms / 1_000 / 3 + _PING_SLACK_S
 
     @property
     def broker_epoch(self) -> int:
@@ -230,6 +238,11 @@ class Registration:
         """Call `listener` when the session is SUSPENDED or EXPIRED. `on_session` reports a new session; only the
         session's own `on_state` reports that a suspended one has reconnected."""
         self._lost_listeners.append(listener)
+
+    def on_back(self, listener: Callable[[float], None]) -> None:
+        """Call `listener` when ZooKeeper answers again after a lost connection or a late answer, if the session has
+        survived: with the seconds for which it did not answer, which may be few."""
+        self._back_listeners.append(listener)
 
     def on_failure(self, listener: Callable[[Exception], None]) -> None:
         """Call `listener`, once, if this broker cannot stay registered (BrokerIdTaken, ClusterIdChanged) and must stop.
@@ -318,14 +331,25 @@ class Registration:
         if self._session is not None:
             self._former_session_ids.add(self._session.session_id)
         session = await self._world.zookeeper.connect(self._servers, self._session_timeout_ms, self._connect_timeout_ms)
-        self._session, self._lost_at_s = session, None
+        self._session, self._lost_at_s, self._away_since_s = session, None, None
         session.on_state(lambda state: self._state_changed(session, state))
-        session.on_heard_again(lambda: self._heard_again(session))
+        session.on_heard_again(lambda *seconds: self._heard_again(session, *seconds))
         return session
 
-    def _heard_again(self, session: ZooKeeperSession) -> None:
-        if session is self._session and session.state is SessionState.CONNECTED:  # else the loss has been counted
+    def _heard_again(self, session: ZooKeeperSession, silent_s: float, unanswered_s: float) -> None:
+        if session is not self._session:
+            return
+        if session.state is not SessionState.CONNECTED:  # that change counts as a loss, and the session may have ended
+            asked_s = self._world.clock.monotonic() - unanswered_s
+            self._away_since_s = asked_s if self._away_since_s is None else min(self._away_since_s, asked_s)
+            return
+        if silent_s > self._silent_at_most_s:
             self._count_loss()
+        self._back(unanswered_s)
+
+    def _back(self, away_s: float) -> None:
+        for listener in self._back_listeners:
+            listener(away_s)
 
     def _count_loss(self) -> None:
         self._lost_times += 1
@@ -337,9 +361,15 @@ class Registration:
         self._news.set()
         if state is SessionState.CONNECTED:
             self._lost_at_s = None
+            if self._away_since_s is not None:
+                away_s, self._away_since_s = self._world.clock.monotonic() - self._away_since_s, None
+                self._back(away_s)
         else:
             if self._lost_at_s is None:
-                self._lost_at_s = self._world.clock.monotonic() - session.silent_s
+                now_s = self._world.clock.monotonic()
+                self._lost_at_s = now_s - session.silent_s
+                if self._away_since_s is None:
+                    self._away_since_s = now_s
                 self._count_loss()
             for listener in self._lost_listeners:
                 listener(state)

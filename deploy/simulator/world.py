@@ -303,7 +303,7 @@ class ProcessSession:
         self._process.check()
         self.virtual.on_state(_OwnedCallback(listener, self._process))
 
-    def on_heard_again(self, listener: Callable[[], None]) -> None:
+    def on_heard_again(self, listener: Callable[[float, float], None]) -> None:
         self.virtual.on_heard_again(listener)
 
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:

@@ -373,7 +373,7 @@ class VirtualSession:
     def on_state(self, listener: Callable[[SessionState], None]) -> None:
         self._listeners.append(listener)
 
-    def on_heard_again(self, listener: Callable[[], None]) -> None:
+    def on_heard_again(self, listener: Callable[[float, float], None]) -> None:
         """It is silent only without a connection."""
 
     # -- calls --

@@ -314,9 +314,11 @@ class ZooKeeperSession(Protocol):
         """Call `listener` in the event loop at every later change of the state."""
         ...
 
-    def on_heard_again(self, listener: Callable[[], None]) -> None:
-        """Call `listener` in the event loop when ZooKeeper is heard of again after it has not answered a ping in time.
-        The connection may not have been lost. There is one listener at most."""
+    def on_heard_again(self, listener: Callable[[float, float], None]) -> None:
+        """Call `listener` in the event loop when ZooKeeper is heard of again after it has not answered a ping in time,
+        or a request for a second: with the seconds since it was last heard of, and those for which a request or an
+        attempt to connect had no answer. The connection may have been lost, and may not be back yet. There is one
+        listener at most."""
         ...
 
     async def create(self, path: str, data: bytes, *, ephemeral: bool = False, sequence: bool = False) -> str:

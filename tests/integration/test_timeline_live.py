@@ -168,6 +168,26 @@ def test_a_broker_that_was_stopped_and_kept_its_partitions_is_told_with_the_time
     assert f"; broker {stopped} answered nothing for " in minibroker.refused(1, "timeline", "--last-failover")
 
 
+def test_brokers_whose_sessions_survive_a_pause_of_zookeeper_tell_for_how_long_it_did_not_answer(
+    tmp_path: Path,
+) -> None:
+    paused_s = 5.5
+    with running_shell(tmp_path, {"zookeeper.session.timeout.ms": "12000"}) as minibroker:  # a ping every 4 s
+        minibroker.ok("pause", "zookeeper")
+        time.sleep(paused_s)
+        minibroker.ok("resume", "zookeeper")
+
+        def away() -> list[Any]:
+            entries = _lines(minibroker.ok("timeline", "--format", "json"))
+            assert "SessionExpired" not in [entry["event"] for entry in entries]
+            return [entry for entry in entries if entry["event"] == "ZooKeeperAway"]
+
+        assert wait_until(lambda: len(away()) >= 3, PATIENCE_S)
+        assert {entry["controller"] for entry in away()} == {1, 2, 3}
+        assert all(entry["lasted_ms"] > 1_000 for entry in away())
+        assert "ZooKeeper answers broker 2 again, after " in minibroker.ok("timeline")
+
+
 def test_follow_survives_the_death_of_the_broker_it_asks_and_ends_with_ctrl_c(minibroker: Shell) -> None:
     first = _controller(minibroker)
     following = Following(minibroker)

@@ -19,10 +19,10 @@ from minibroker.client.cli.timelines.turns import (
     BY_OTHERS,
     CLOCKS_DIFFER_MS,
     CONTROLLER_STOPS,
+    INTERRUPTIONS,
     SESSION_ENDED,
     SIGNS_WITHIN_MS,
     SILENT,
-    STALLED,
     STOPS,
     TOGETHER_MS,
     came_back,
@@ -556,9 +556,8 @@ class Teller:
         return f"Broker {before}, the controller until now, has left office and ends: its log directory {why}."
 
     def _why_unnoticed(self, before: int, turn: Entry) -> str:
-        earlier = [
-            entry["time_ms"] for entry in self._entries if entry["epoch"] < turn["epoch"] and entry["event"] != STALLED
-        ]
+        before_it = [entry for entry in self._entries if entry["epoch"] < turn["epoch"]]
+        earlier = [entry["time_ms"] for entry in before_it if entry["event"] not in INTERRUPTIONS]
         up_ms = turn.get("broker_up_ms")
         if up_ms is not None and turn["time_ms"] - up_ms > max(earlier):
             # A controller records each broker that registers, so there was none when this one started.

@@ -19,7 +19,10 @@ SESSION_ENDED = "SessionExpired"
 """Recorded by a broker that was not in office, when it learned that ZooKeeper had ended its session."""
 STALLED = "BrokerStalled"
 """Recorded by a broker that runs again, about itself."""
-ASIDE = (SILENT, SESSION_ENDED, STALLED)
+ZOOKEEPER_AWAY = "ZooKeeperAway"
+"""Recorded by a broker that ZooKeeper answers again in the same session."""
+INTERRUPTIONS = (STALLED, ZOOKEEPER_AWAY)
+ASIDE = (SILENT, SESSION_ENDED, *INTERRUPTIONS)
 """Entries that tell nothing about the controller of their epoch."""
 STOPS = "ControlledShutdownRequest"
 CONTROLLER_STOPS = "the broker stops"

@@ -88,6 +88,11 @@ def sentence(entry: Entry) -> str:
                 f"Broker {entry['controller']} runs again. It answered nothing for {milliseconds(entry['lasted_ms'])}, "
                 "because its process was stopped or got no processor." + _unrecorded(entry)
             )
+        case "ZooKeeperAway":
+            return (
+                f"ZooKeeper answers broker {entry['controller']} again, after {milliseconds(entry['lasted_ms'])} "
+                f"without an answer. The broker's session goes on.{_unrecorded(entry)}"
+            )
         case "BrokerSuspected":
             return f"The controller, {me}, cannot reach {broker} ({_reason(entry)}), and removes its registration."
         case "BrokerChange":

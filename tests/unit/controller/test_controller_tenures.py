@@ -548,6 +548,21 @@ async def test_a_broker_records_its_stalls_unless_they_are_short_or_many(cluster
 
 
 @run_by(simulate)
+async def test_a_broker_records_for_how_long_zookeeper_did_not_answer_apart_from_its_stalls(
+    cluster: Cluster, /
+) -> None:
+    office = await cluster.start([1])
+    for _ in range(MOST):
+        office.controller.record_stall(2.0, 2.0, 7)
+    office.controller.zookeeper_is_back(LEAST_S - 0.01, 7)
+    assert office.entries[-1]["event"] == "BrokerStalled"
+    office.controller.zookeeper_is_back(2.5, 7)
+    away = office.entries[-1]
+    assert (away["event"], away["epoch"], away["lasted_ms"]) == ("ZooKeeperAway", 7, 2_500)
+    assert away["cause"] == "ZooKeeper did not answer broker 100 for 2,500 ms"
+
+
+@run_by(simulate)
 async def test_a_resignation_is_recorded_and_counted_and_leaves_the_event_under_way_alone(cluster: Cluster, /) -> None:
     office = await cluster.start([1])
     timeline = office.controller.timeline

@@ -1,17 +1,17 @@
-"""A connection to ZooKeeper that is cut."""
+"""A connection to ZooKeeper that is cut, and answers that come late."""
 
 from __future__ import annotations
 
 import select
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import pytest
 
 from minibroker.controller.zookeeper_cut import Cut
-from minibroker.controller.zookeeper_threads import WakeUps
+from minibroker.controller.zookeeper_threads import Hearing, WakeUps
 
 
 class Connection:
@@ -76,3 +76,26 @@ def test_no_connection_is_opened_while_it_is_cut(connection: Connection) -> None
         connection.check()
     connection.is_cut = False
     connection.check()
+
+
+def test_an_answer_that_is_late_is_reported_with_the_time_since_the_first_question() -> None:
+    now_s = 100.0
+    told: list[tuple[float, float]] = []
+    hearing = Hearing(6_000, lambda function, *seconds: function(*seconds), lambda: now_s)
+    hearing.on_heard_again = lambda *seconds: told.append(seconds)
+
+    def after(seconds: float, call: Callable[[], None]) -> None:
+        nonlocal now_s
+        now_s += seconds
+        call()
+
+    after(1.9, hearing.asked)  # a ping, when nothing else was sent
+    after(0.9, hearing.heard)
+    assert told == []
+    after(1.5, hearing.asked)
+    after(1.0, hearing.asked)
+    after(0.25, hearing.heard)
+    assert told == [(2.75, 1.25)]
+    after(3.5, hearing.heard)  # the process was stopped
+    assert told[1:] == [(3.5, 0.0)]
+    assert hearing.silent_s == 0.0

@@ -144,6 +144,24 @@ async def test_a_controller_whose_session_ended_reports_for_how_long_zookeeper_w
     assert sentence(resignation).endswith(" had lost its connection to ZooKeeper 9,000 ms before.")
 
 
+@run_by(on_virtual_loop, seed=8)
+async def test_brokers_whose_sessions_survive_record_for_how_long_zookeeper_was_away() -> None:
+    cluster = await _start_cluster()
+    sessions = [session_of(cluster, broker_id) for broker_id in cluster.broker_ids]
+    for away_s in (0.5, 3.0):  # the sessions last for 6
+        for session in sessions:
+            session.suspend()
+        await asyncio.sleep(away_s)
+        for session in sessions:
+            session.resume()
+        await asyncio.sleep(1)
+    found = (await _read(cluster)).entries
+    away = [entry for entry in found if entry["event"] == "ZooKeeperAway"]
+    assert sorted(entry["controller"] for entry in away) == list(cluster.broker_ids)
+    assert {(entry["epoch"], entry["lasted_ms"]) for entry in away} == {(1, 3_000)}
+    assert last_failover(found) is None
+
+
 @run_by(on_virtual_loop, seed=9)
 async def test_the_report_of_a_broker_that_was_cut_from_zookeeper_says_for_how_long() -> None:
     cluster = await _start_cluster()
@@ -155,7 +173,9 @@ async def test_the_report_of_a_broker_that_was_cut_from_zookeeper_says_for_how_l
     session.resume()
     await cluster.until(lambda: session.state is SessionState.EXPIRED)
     await cluster.until(lambda: all(away in cluster.state(p).isr for p in PARTITIONS))
-    [ended] = [entry for entry in (await _read(cluster)).entries if entry["event"] == "SessionExpired"]
+    found = (await _read(cluster)).entries
+    assert not [entry for entry in found if entry["event"] == "ZooKeeperAway"], "its session did not survive"
+    [ended] = [entry for entry in found if entry["event"] == "SessionExpired"]
     assert (ended["controller"], ended["epoch"]) == (away, 1)
     assert 9_000 <= ended["away_ms"] <= 9_500
     story = await _story(cluster)

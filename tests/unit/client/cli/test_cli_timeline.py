@@ -1174,11 +1174,16 @@ def test_a_stall_is_told_with_its_reason_and_beside_the_failover_before_it(
     assert "while others ran; broker 1 answered nothing for 2,000 ms until 2026" in capsys.readouterr().err
 
 
-def test_a_controller_that_stalled_before_its_election_was_still_started_when_no_broker_ran() -> None:
+def test_a_controller_that_had_no_zookeeper_before_its_election_was_still_started_when_no_broker_ran() -> None:
     recorder = Recorder()
     recorder.add(-600_000, 1, 5, "Startup", brokers=[1], unreachable=[], topics=0, partitions=0)
     recorder.add(-1_000, 2, -1, "BrokerStalled", lasted_ms=1_500.0)
+    recorder.add(-500, 2, -1, "ZooKeeperAway", lasted_ms=1_200.0)
     recorder.add(0, 2, 6, "Startup", brokers=[2], unreachable=[], topics=0, partitions=0, broker_up_ms=5_000.0)
     told = last_failover(recorder.entries)
     assert told is not None
     assert "no other broker ran to replace it" in told.steps[0].text
+    assert (
+        sentence(recorder.entries[2])
+        == "ZooKeeper answers broker 2 again, after 1,200 ms without an answer. The broker's session goes on."
+    )
