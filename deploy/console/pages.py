@@ -10,6 +10,7 @@ from minibroker.client.administering.movements import Movement, progress
 from minibroker.client.cli.group_details import GroupDetails, PartitionLag
 from minibroker.client.cli.terminal.hints import pastable
 from minibroker.client.cli.timelines.story import Story
+from minibroker.client.cli.timelines.unfinished import interruptions
 from minibroker.client.cli.timelines.words import clock_time, date_and_time, milliseconds, time_of_day
 from minibroker.deploy.console.chart import drawing
 from minibroker.deploy.console.faults import Applied, causes_of, consequences_of, may_cause
@@ -44,6 +45,7 @@ ROWS_KEPT = 2_000
 
 STORIES_A_PAGE = 10
 FAULTS_SHOWN = 10
+INTERRUPTIONS_SHOWN = 10
 MOVES_SHOWN = 20
 LAGS_A_PAGE = 100
 
@@ -350,7 +352,7 @@ def failover_sections(
 ) -> Sections:
     """`stories` are those of the query's topic, and `faults` those that this console has applied, the oldest first."""
     if timeline is None:
-        return {"missing": section("missing"), "faults": section("faults"), "failovers": section("failovers")}
+        return {name: section(name) for name in ("missing", "faults", "interruptions", "failovers")}
     missing = [
         element("li", in_words(f"The entries of broker {broker_id} are missing: {reason}"))
         for broker_id, reason in timeline.missing.items()
@@ -360,6 +362,7 @@ def failover_sections(
     return {
         "missing": section("missing", element("ul", missing) if missing else None),
         "faults": section("faults", _fault_table(faults, stories)),
+        "interruptions": section("interruptions", _interruption_list(timeline)),
         "failovers": section(
             "failovers",
             pager("/failovers", query, at, pages, counted(len(stories), "failover"))
@@ -410,6 +413,16 @@ def _fault_table(faults: Sequence[Applied], stories: Sequence[Story]) -> Content
     return [
         element("h2", "Faults from this console"),
         table("Faults from this console", ("When (UTC)", "Command", "Outcome", "Followed by"), rows),
+    ]
+
+
+def _interruption_list(timeline: Timeline) -> Content:
+    told = interruptions(timeline.entries, INTERRUPTIONS_SHOWN)
+    if not told:
+        return None
+    return [
+        element("h2", "Brokers that stood still or had no ZooKeeper"),
+        element("ul", [element("li", capitalized(text)) for text in told]),
     ]
 
 

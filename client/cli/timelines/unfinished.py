@@ -1,13 +1,13 @@
 """What a failover does not tell: brokers that are lost or have no ZooKeeper, though no controller has recorded it yet,
-and brokers that answered nothing for a while and were not replaced. Pure."""
+and brokers that answered nothing, or had no ZooKeeper, for a while and were not replaced. Pure."""
 
 from __future__ import annotations
 
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from minibroker.client.administering.timeline import Entry
-from minibroker.client.cli.timelines.turns import STALLED
-from minibroker.client.cli.timelines.words import date_and_time, milliseconds
+from minibroker.client.cli.timelines.turns import INTERRUPTIONS, STALLED
+from minibroker.client.cli.timelines.words import date_and_time, milliseconds, unrecorded
 from minibroker.protocol.errors import MinibrokerError, NetworkError
 from minibroker.protocol.words import all_of
 
@@ -46,8 +46,26 @@ def stalls(entries: Sequence[Entry], since_ms: float) -> Iterator[str]:
     last = {entry["controller"]: entry for entry in entries if entry["event"] == STALLED}
     for broker_id, entry in sorted(last.items()):
         if entry["time_ms"] - entry["lasted_ms"] > since_ms:
-            how_long = f"for {milliseconds(entry['lasted_ms'])} until {date_and_time(entry['time_ms'])}"
-            yield f"broker {broker_id} answered nothing {how_long}: see `minibroker timeline`"
+            yield f"broker {broker_id} answered nothing {_how_long(entry)}: see `minibroker timeline`"
+
+
+def interruptions(entries: Sequence[Entry], most: int) -> list[str]:
+    """Return a sentence for each of the last `most` times, newest first, in which a broker did not run or had no answer
+    from ZooKeeper."""
+    found = sorted((entry for entry in entries if entry["event"] in INTERRUPTIONS), key=lambda entry: entry["time_ms"])
+    return [_interruption(entry) for entry in found[: -most - 1 : -1]]
+
+
+def _interruption(entry: Entry) -> str:
+    if entry["event"] == STALLED:
+        what, why = "answered nothing", "its process was stopped or got no processor"
+    else:
+        what, why = "had no answer from ZooKeeper", "its session went on, so it was not replaced"
+    return f"broker {entry['controller']} {what} {_how_long(entry)}: {why}.{unrecorded(entry)}"
+
+
+def _how_long(entry: Entry) -> str:
+    return f"for {milliseconds(entry['lasted_ms'])} until {date_and_time(entry['time_ms'])}"
 
 
 def _alive(entries: Sequence[Entry]) -> set[int]:

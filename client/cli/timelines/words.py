@@ -86,12 +86,12 @@ def sentence(entry: Entry) -> str:
         case "BrokerStalled":
             return (
                 f"Broker {entry['controller']} runs again. It answered nothing for {milliseconds(entry['lasted_ms'])}, "
-                "because its process was stopped or got no processor." + _unrecorded(entry)
+                "because its process was stopped or got no processor." + unrecorded(entry)
             )
         case "ZooKeeperAway":
             return (
                 f"ZooKeeper answers broker {entry['controller']} again, after {milliseconds(entry['lasted_ms'])} "
-                f"without an answer. The broker's session goes on.{_unrecorded(entry)}"
+                f"without an answer. The broker's session goes on.{unrecorded(entry)}"
             )
         case "BrokerSuspected":
             return f"The controller, {me}, cannot reach {broker} ({_reason(entry)}), and removes its registration."
@@ -124,7 +124,7 @@ def sentence(entry: Entry) -> str:
             return f"{cause[:1].upper()}{cause[1:]}."
 
 
-def _unrecorded(entry: Entry) -> str:
+def unrecorded(entry: Entry) -> str:
     count = entry.get("unrecorded", 0)
     return f" {count} more in the minutes before {'is' if count == 1 else 'are'} not recorded." if count else ""
 

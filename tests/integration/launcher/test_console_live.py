@@ -213,6 +213,7 @@ def test_a_paused_broker_counts_down_to_the_end_of_its_session(minibroker: Shell
     overview.until("problems", f"broker {paused} is paused", f"<code>minibroker resume {paused}</code>")
     minibroker.ok("resume", paused)
     overview.until("problems", 'id="section-problems"></section>')
+    console.news("/events/failovers").until("interruptions", f"Broker {paused} answered nothing for ")
 
 
 @pytest.mark.slow

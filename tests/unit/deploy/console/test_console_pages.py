@@ -708,6 +708,28 @@ def test_the_newest_failover_comes_first_and_is_open() -> None:
     assert re.findall(r"Number (\d+)", shown[2]) == ["4", "3", "2", "1", "0"]
 
 
+def test_brokers_that_stood_still_or_had_no_zookeeper_are_listed_above_the_failovers() -> None:
+    def entry(at_s: float, broker: int, event: str, **details: Any) -> Entry:
+        time_ms = 1_795_343_400_000 + int(1_000 * at_s)
+        return {"number": 1, "time_ms": time_ms, "epoch": 1, "controller": broker, "event": event, **details}
+
+    stall = entry(0.5, 2, "BrokerStalled", lasted_ms=2_762.0, unrecorded=3)
+    away = entry(9.0, 3, "ZooKeeperAway", lasted_ms=3_012.0)
+    recorded = [entry(8.0, 1, "Startup"), away, stall]  # of other controllers' epochs
+    shown = pages.failover_sections(Timeline(1, recorded, {}), [], Query())
+    assert [*shown] == [*pages.failover_sections(None, [], Query())]
+    assert re.findall("<li>(.*?)</li>", shown["interruptions"]) == [
+        "Broker 3 had no answer from ZooKeeper for 3,012 ms until 2026-11-22 10:30:09.000 UTC: its session went on, so "
+        "it was not replaced.",
+        "Broker 2 answered nothing for 2,762 ms until 2026-11-22 10:30:00.500 UTC: its process was stopped or got no "
+        "processor. 3 more in the minutes before are not recorded.",
+    ]
+    many = pages.failover_sections(Timeline(1, [away, *[stall] * 20], {}), [], Query())["interruptions"]
+    assert (many.count("<li>"), many.count("answer from ZooKeeper")) == (10, 1)
+    none = pages.failover_sections(Timeline(1, [], {}), [], Query())["interruptions"]
+    assert none == '<section id="section-interruptions"></section>'
+
+
 # -- groups --
 
 
