@@ -25,8 +25,13 @@ from minibroker.client.cli.timelines.turns import (
     SILENT,
     STOPS,
     TOGETHER_MS,
+    began_ms,
     came_back,
     controller_before,
+    ended_together,
+    is_news,
+    longest_away_ms,
+    stalls_over,
     victims_of,
 )
 from minibroker.client.cli.timelines.words import (
@@ -35,6 +40,7 @@ from minibroker.client.cli.timelines.words import (
     has_full_disk,
     is_internal,
     milliseconds,
+    not_running,
     orders,
     sentence,
     state_lines,
@@ -48,8 +54,6 @@ _LATE_MS = 100
 """A busy controller hears an answer this much later than its recorded times add up to."""
 
 _SIGNS = (*BY_OTHERS, "BrokerSuspected", "Resignation")
-_NEWS = ("ZooKeeper session", "was elected", "is the controller, says")
-"""Words of the causes of a resignation that a controller learns after it has lost its office."""
 _ANSWERS = ("LeaderAndIsrAnswered", "StopReplicaAnswered", "UpdateMetadataAnswered")
 _SESSION_TIMEOUT = "`zookeeper.session.timeout.ms` (6 s by default)"
 
@@ -90,34 +94,38 @@ class Teller:
         self._silences = list(silences.values())
         ended = {entry["controller"]: entry for entry in self._find_ended_sessions()}
         """The last entry of each of these brokers."""
-        self._without_zookeeper = _together(list(ended.values()))
+        self._without_zookeeper = ended_together(list(ended.values()))
         """The ended sessions that show that ZooKeeper itself was away."""
         shared = {entry["controller"] for entry in self._without_zookeeper}
         self._ended = {b: entry for b, entry in ended.items() if b in shared or self._is_victim(b)}
+        self._stalls = dict(self._find_stalls())
         self.first = min([turns[0], *signs, *silences, *disks])
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
         self._back = self._only_registered_again(turns[0])
-        self._noticed_late = any(sign["event"] == "Resignation" and _is_news(sign) for sign in self._signs)
+        self._noticed_late = any(sign["event"] == "Resignation" and is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == STOPS
-        self._noticed_ms = min(map(_began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
-        self._began_ms = min([self._noticed_ms, *map(_began_ms, (*self._beginnings(), *self._disks))])
+        self._noticed_ms = min(map(began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
+        self._began_ms = min([self._noticed_ms, *map(began_ms, (*self._beginnings(), *self._disks))])
         self._losses = list(self._find_losses())
 
     def story(self) -> Story:
         steps = [self._step(sign, 0.0, sentence(sign), tuple(cut(sign.get("writes", [])))) for sign in self._signs]
-        steps += [self._step(each, _began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
+        steps += [self._step(each, began_ms(each) - each["time_ms"], sentence(each)) for each in self._silences]
         steps += self._ended_sessions()
+        for stall in self._stalls.values():
+            text = f"Broker {stall['controller']} stops answering: {not_running(stall)}."
+            steps.append(self._step(stall, began_ms(stall) - stall["time_ms"], text))
         for disk in self._disks:
             steps += [
                 Step(self._at(disk, 0.0), disk["controller"], disk["epoch"], "LogDirFailure", text)
                 for text in failed_disks(disk)
             ]
-        lost = next((sign for sign in self._signs if "lasted_ms" in sign and _began_ms(sign) == self._noticed_ms), None)
+        lost = next((sign for sign in self._signs if "lasted_ms" in sign and began_ms(sign) == self._noticed_ms), None)
         if lost is not None:
             text = f"The connection of broker {lost['controller']} to broker {lost['broker']} is lost."
-            steps.insert(0, self._step(lost, _began_ms(lost) - lost["time_ms"], text))
+            steps.insert(0, self._step(lost, began_ms(lost) - lost["time_ms"], text))
         waited = max(self._signs, key=lambda sign: float(sign.get("waited_ms", 0.0)), default={})
         if "waited_ms" in waited:
             text = (
@@ -252,11 +260,11 @@ class Teller:
     def _find_losses(self) -> Iterator[tuple[int, int]]:
         """Yield brokers with times at which they were lost, as far as is recorded."""
         for sign in self._signs:
-            yield sign["controller"] if sign["event"] == "Resignation" else sign["broker"], _began_ms(sign)
+            yield sign["controller"] if sign["event"] == "Resignation" else sign["broker"], began_ms(sign)
         for silence in self._silences:
-            yield silence["broker"], _began_ms(silence)
-        for ended in self._ended.values():
-            yield ended["controller"], _began_ms(ended)
+            yield silence["broker"], began_ms(silence)
+        for entry in (*self._ended.values(), *self._stalls.values()):
+            yield entry["controller"], began_ms(entry)
         for entry in self._disks:
             yield from ((failed["broker"], entry["time_ms"]) for failed in entry["failed_disks"])
         for index in self._indexes:
@@ -299,19 +307,19 @@ class Teller:
     def _title(self) -> str:
         changes = [turn for turn in self._turns if turn["event"] == "Startup"]
         gone = {b for turn in self._turns for b in (*turn.get("lost", []), *turn.get("unreachable", []))}
-        gone |= {silence["broker"] for silence in self._silences}
+        gone |= {silence["broker"] for silence in self._silences} | set(self._stalls)
         gone |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]} - self._stopped
         lost, stopped = sorted(gone - self._stopped - self._back), sorted(self._stopped)
         happened = []
         if stopped:
             happened.append(f"{all_of('broker', stopped)} stopped cleanly")
-        full = [broker for broker in lost if any(has_full_disk(entry, broker) for entry in self._disks)]
         if lost:
-            why = "" if not full else " (full disk)" if full == lost else f" (full disk of {all_of('broker', full)})"
-            happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{why}")
+            happened.append(f"{all_of('broker', lost)} {'was' if len(lost) == 1 else 'were'} lost{self._why(lost)}")
         if again := sorted(gone & self._back):
             is_told = not self._without_zookeeper and self._ended.keys() >= {*again}
-            why = f" (no ZooKeeper for {milliseconds(_away_ms(self._ended[b] for b in again))})" if is_told else ""
+            why = (
+                f" (no ZooKeeper for {milliseconds(longest_away_ms(self._ended[b] for b in again))})" if is_told else ""
+            )
             happened.append(f"{all_of('broker', again)} lost the registration and registered again{why}")
         if changes:
             controller = changes[-1]["controller"]
@@ -325,7 +333,20 @@ class Teller:
                 moved += f" (no ZooKeeper for {milliseconds(self._ended[before]['away_ms'])})"
             happened.append(moved)
         away = self._without_zookeeper
-        return " and ".join(happened) + (f" (ZooKeeper was away for {milliseconds(_away_ms(away))})" if away else "")
+        return " and ".join(happened) + (
+            f" (ZooKeeper was away for {milliseconds(longest_away_ms(away))})" if away else ""
+        )
+
+    def _why(self, lost: list[int]) -> str:
+        """Return why these brokers were lost, in brackets, as far as they have recorded it."""
+        reasons = []
+        if full := [broker for broker in lost if any(has_full_disk(entry, broker) for entry in self._disks)]:
+            reasons.append("full disk" if full == lost else f"full disk of {all_of('broker', full)}")
+        if stalled := [broker for broker in lost if broker in self._stalls]:
+            whose = all_of("broker", stalled) if stalled != lost else "it" if len(lost) == 1 else "they"
+            longest_ms = max(float(self._stalls[broker]["lasted_ms"]) for broker in stalled)
+            reasons.append(f"{whose} did not run for {milliseconds(longest_ms)}")
+        return f" ({', '.join(reasons)})" if reasons else ""
 
     def _only_registered_again(self, first_turn: int) -> set[int]:
         """Return the brokers that registered again soon, or have recorded that they had only no ZooKeeper, and were
@@ -333,6 +354,7 @@ class Teller:
         until_ms = self._entries[self._last_turn]["time_ms"] + _BACK_WITHIN_MS
         soon = [entry for entry in self._entries[first_turn:] if entry["time_ms"] <= until_ms]
         noticed = {entry["broker"] for entry in (*self._signs, *self._silences) if "broker" in entry} | self._stopped
+        noticed |= set(self._stalls)
         noticed |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
         return (came_back(soon, 0, len(soon)) | set(self._ended)) - noticed
 
@@ -374,7 +396,7 @@ class Teller:
             was_away = any(
                 entry["controller"] in other.get("added", ())
                 for other in self._entries
-                if _began_ms(entry) <= other["time_ms"] <= entry["time_ms"]
+                if began_ms(entry) <= other["time_ms"] <= entry["time_ms"]
             )
             if self._is_victim(entry["broker"]) and not (was_over or was_away):
                 yield index, entry
@@ -384,7 +406,7 @@ class Teller:
         of others if ZooKeeper was away. A broker that hung had it until it woke up, and loses it then. A controller
         records the end of its session as a resignation."""
         for entry in self._entries:
-            is_one = entry["event"] == SESSION_ENDED or (entry["event"] == "Resignation" and _is_news(entry))
+            is_one = entry["event"] == SESSION_ENDED or (entry["event"] == "Resignation" and is_news(entry))
             if not is_one or entry.get("away_ms", 0.0) < CLOCKS_DIFFER_MS:
                 continue
             before_ms = [entry["time_ms"] - turn["time_ms"] for turn in self._turns]
@@ -392,8 +414,19 @@ class Teller:
                 yield entry | {"event": SESSION_ENDED}
 
     def _beginnings(self) -> list[Entry]:
-        """Return the entries that say since when a victim was not heard, or heard no ZooKeeper."""
-        return [*self._silences, *self._ended.values()]
+        """Return the entries that say since when a victim was not heard, heard no ZooKeeper, or did not run."""
+        return [*self._silences, *self._ended.values(), *self._stalls.values()]
+
+    def _find_stalls(self) -> Iterator[tuple[int, Entry]]:
+        """Yield victims that did not run when they were replaced, unless there is another reason, with their entries.
+        Connections break if a process ends: if that was noticed, it must have run again only later."""
+        noticed = {sign["broker"]: sign["time_ms"] for sign in self._signs if "broker" in sign}
+        known = self._stopped | set(self._ended)
+        known |= {failed["broker"] for entry in self._disks for failed in entry["failed_disks"]}
+        unheard = {silence["broker"] for silence in self._silences}
+        for broker, stall in stalls_over(self._entries, self._indexes, unheard).items():
+            if broker not in known and noticed.get(broker, 0) <= stall["time_ms"]:
+                yield broker, stall
 
     def _find_failed_disks(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
         """Yield the entries in which victims have reported that they lost log directories, since the failover before:
@@ -420,7 +453,7 @@ class Teller:
         if sign["event"] != "Resignation":
             return sign.get("broker") in self._victims
         # A controller that hung finds out when it wakes up that its session has expired, long after another took over.
-        woke_up = _is_news(sign) and sign["time_ms"] > turn["time_ms"]
+        woke_up = is_news(sign) and sign["time_ms"] > turn["time_ms"]
         return sign["controller"] in self._victims and not woke_up
 
     def _find_answers(self, first_turn: int) -> Iterator[tuple[int, Entry]]:
@@ -462,20 +495,21 @@ class Teller:
     def _ended_sessions(self) -> Iterator[Step]:
         together = self._without_zookeeper
         if together:
-            first = min(together, key=_began_ms)
+            first = min(together, key=began_ms)
+            longest = milliseconds(longest_away_ms(together))
             text = (
                 f"{all_of('Broker', sorted(entry['controller'] for entry in together))} hear from ZooKeeper for the "
-                f"last time. ZooKeeper was away for all of them, for up to {milliseconds(_away_ms(together))}, so that "
-                "nothing could be elected, and their sessions ended."
+                f"last time. ZooKeeper was away for all of them, for up to {longest}, so that nothing could be "
+                "elected, and their sessions ended."
             )
-            yield self._step(first, _began_ms(first) - first["time_ms"], text)
+            yield self._step(first, began_ms(first) - first["time_ms"], text)
         for ended in self._ended.values():
             if ended not in together:
                 text = (
                     f"Broker {ended['controller']} hears from ZooKeeper for the last time. It had no ZooKeeper for "
                     f"{milliseconds(ended['away_ms'])}, and its session ended."
                 )
-                yield self._step(ended, _began_ms(ended) - ended["time_ms"], text)
+                yield self._step(ended, began_ms(ended) - ended["time_ms"], text)
 
     def _at(self, entry: Entry, offset_ms: float) -> float:
         """Clocks differ, so no step is placed before the beginning."""
@@ -499,7 +533,12 @@ class Teller:
             silent = self._silent(turn["lost"], turn)
             self._noticed_late |= bool(silent)
             unheard = {each["broker"] for each in self._silences}
-            silent = [broker for broker in silent if broker not in turn.get("added", [])]
+            for broker in (broker for broker in silent if broker in self._stalls):
+                text += (
+                    f" ZooKeeper ended the session of broker {broker}, {_SESSION_TIMEOUT} after the last heartbeat, "
+                    f"because {not_running(self._stalls[broker])}."
+                )
+            silent = [broker for broker in silent if broker not in {*turn.get("added", []), *self._stalls}]
             if silent and unheard.issuperset(silent):
                 text += (
                     f" Nothing came from {_brokers(silent)} any more: ZooKeeper ended {_sessions(silent)}, "
@@ -565,10 +604,11 @@ class Teller:
                 f"Broker {before}, the controller until now, is gone, and no other broker ran to replace it: broker "
                 f"{turn['controller']} was started {milliseconds(up_ms)} before."
             )
+        stall = self._stalls.get(before)
+        why = "it hung, or was cut off from ZooKeeper, or ZooKeeper was away" if stall is None else not_running(stall)
         return (
             f"Broker {before}, the controller until now, has not resigned and was not found unreachable: ZooKeeper "
-            f"ended its session, {_SESSION_TIMEOUT} after its last heartbeat, because it hung, or was cut off from "
-            "ZooKeeper, or ZooKeeper was away."
+            f"ended its session, {_SESSION_TIMEOUT} after its last heartbeat, because {why}."
         )
 
     def _new_controller(self, turn: Entry) -> Iterator[Step]:
@@ -623,44 +663,12 @@ class Teller:
             yield self._step(turn, at_ms, text, tuple(cut(state_lines(others), more_others)))
 
 
-def _together(ended: Sequence[Entry]) -> list[Entry]:
-    """Return the entries of brokers that had no ZooKeeper over the same time as the one that was without it for the
-    longest time, which included. Empty if there are fewer than two: that broker was cut off."""
-    longest = max(ended, key=lambda entry: float(entry["away_ms"]), default=None)
-    if longest is None:
-        return []
-    found = [
-        entry
-        for entry in ended
-        if min(entry["time_ms"], longest["time_ms"]) - max(_began_ms(entry), _began_ms(longest)) > CLOCKS_DIFFER_MS
-    ]
-    return found if len(found) > 1 else []
-
-
-def _away_ms(ended: Iterable[Entry]) -> float:
-    """Return the longest time without ZooKeeper."""
-    return max(float(entry["away_ms"]) for entry in ended)
-
-
-def _is_news(resignation: Entry) -> bool:
-    """Whether a controller resigned because it had learned that it was none any more."""
-    return any(words in resignation["cause"] for words in _NEWS)
-
-
 def _brokers(ids: Sequence[int]) -> str:
     return "it" if len(ids) == 1 else all_of("broker", ids)
 
 
 def _sessions(of: Sequence[int]) -> str:
     return "its session" if len(of) == 1 else "their sessions"
-
-
-def _began_ms(entry: Entry) -> int:
-    """Return the time at which the recorded event began: for a suspicion, when the connection was lost, and for an
-    ended session, when ZooKeeper was heard for the last time."""
-    if entry["event"] == SESSION_ENDED:
-        return int(entry["time_ms"] - round(entry["away_ms"]))
-    return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))
 
 
 def _is_short(state: dict[str, Any]) -> bool:

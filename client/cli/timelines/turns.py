@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 
 from minibroker.client.administering.timeline import Entry
 
@@ -24,6 +24,8 @@ ZOOKEEPER_AWAY = "ZooKeeperAway"
 INTERRUPTIONS = (STALLED, ZOOKEEPER_AWAY)
 ASIDE = (SILENT, SESSION_ENDED, *INTERRUPTIONS)
 """Entries that tell nothing about the controller of their epoch."""
+_NEWS = ("ZooKeeper session", "was elected", "is the controller, says")
+"""Words of the causes of a resignation that a controller learns after it has lost its office."""
 STOPS = "ControlledShutdownRequest"
 CONTROLLER_STOPS = "the broker stops"
 """The cause of a resignation."""
@@ -117,6 +119,20 @@ def victims_of(entries: Sequence[Entry], index: int) -> set[int]:
     return victims if before is None else victims | {before}
 
 
+def stalls_over(entries: Sequence[Entry], turns: Sequence[int], silent: set[int]) -> dict[int, Entry]:
+    """Return the stalls that lasted from before these turns until after them, by the broker: of those that a turn has
+    replaced, and of the `silent` ones, which the entries may not name."""
+    found: dict[int, Entry] = {}
+    for index in turns:
+        lost, turn_ms = victims_of(entries, index) | silent, entries[index]["time_ms"]
+        for entry in entries:
+            if entry["event"] != STALLED or entry["controller"] not in lost:
+                continue
+            if entry["time_ms"] - entry["lasted_ms"] < turn_ms <= entry["time_ms"] + CLOCKS_DIFFER_MS:
+                found[entry["controller"]] = entry
+    return found
+
+
 def controller_before(entries: Sequence[Entry], epoch: int) -> int | None:
     """Return the controller of the epoch before, which it or others have recorded. None if it is not known: an entry of
     a still earlier epoch is about another one."""
@@ -129,3 +145,35 @@ def controller_before(entries: Sequence[Entry], epoch: int) -> int | None:
 def _of_earlier_epochs(entries: Sequence[Entry], epoch: int) -> Iterator[Entry]:
     """Yield entries of earlier controllers, or about them, the last one first."""
     return (entry for entry in reversed(entries) if entry["epoch"] < epoch and entry["event"] not in ASIDE)
+
+
+def ended_together(ended: Sequence[Entry]) -> list[Entry]:
+    """Return the entries of brokers that had no ZooKeeper over the same time as the one that was without it for the
+    longest time, which included. Empty if there are fewer than two: that broker was cut off."""
+    longest = max(ended, key=lambda entry: float(entry["away_ms"]), default=None)
+    if longest is None:
+        return []
+    found = [
+        entry
+        for entry in ended
+        if min(entry["time_ms"], longest["time_ms"]) - max(began_ms(entry), began_ms(longest)) > CLOCKS_DIFFER_MS
+    ]
+    return found if len(found) > 1 else []
+
+
+def longest_away_ms(ended: Iterable[Entry]) -> float:
+    """Return the longest time without ZooKeeper."""
+    return max(float(entry["away_ms"]) for entry in ended)
+
+
+def is_news(resignation: Entry) -> bool:
+    """Whether a controller resigned because it had learned that it was none any more."""
+    return any(words in resignation["cause"] for words in _NEWS)
+
+
+def began_ms(entry: Entry) -> int:
+    """Return the time at which the recorded event began: for a suspicion, when the connection was lost, and for an
+    ended session, when ZooKeeper was heard for the last time."""
+    if entry["event"] == SESSION_ENDED:
+        return int(entry["time_ms"] - round(entry["away_ms"]))
+    return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))

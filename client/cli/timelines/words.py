@@ -124,6 +124,10 @@ def sentence(entry: Entry) -> str:
             return f"{cause[:1].upper()}{cause[1:]}."
 
 
+def not_running(stall: Entry) -> str:
+    return f"its process was stopped or got no processor for {milliseconds(stall['lasted_ms'])}"
+
+
 def unrecorded(entry: Entry) -> str:
     count = entry.get("unrecorded", 0)
     return f" {count} more in the minutes before {'is' if count == 1 else 'are'} not recorded." if count else ""

@@ -174,6 +174,9 @@ async def test_each_fault_of_a_chain_has_its_own_story(seed: int) -> None:
         assert f"broker {fault.victim} " in f"{story.title} ", (fault, story.lines())
         assert ("full disk" in story.title) == (fault.name == "fill disk"), (fault, story.title)
         assert ("stopped cleanly" in story.title) == (fault.name == "stop"), (fault, story.title)
+        assert ("did not run" in story.title) == (fault.name == "hang"), (fault, story.title)
+        if fault.name == "hang":
+            assert not any("hung" in step.text or "a hang" in step.text for step in story.steps), story.lines()
         silent_ms = RETRANSMITTED_WITHIN_MS if "isolate" in {each.name for each in chain.told} else TOLD_BEFORE_MS
         assert -silent_ms <= story.began_ms - fault.at_ms <= TOLD_AFTER_MS, (fault, story.began_ms, story.lines())
         assert not story.leaderless

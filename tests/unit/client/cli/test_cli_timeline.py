@@ -12,6 +12,7 @@ from minibroker.client.administering.timeline import Entry, TimelineRead, merged
 from minibroker.client.cli.terminal.output import Format, run_app
 from minibroker.client.cli.timelines import timeline
 from minibroker.client.cli.timelines.failovers import failovers, last_failover
+from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.timeline import FILE, Known, with_files
 from minibroker.client.cli.timelines.unfinished import unfinished
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, sentence, state_lines, tell
@@ -889,6 +890,48 @@ def test_the_story_of_a_broker_that_hung_begins_when_others_heard_from_it_for_th
     assert not story.noticed_late
 
 
+@pytest.mark.parametrize("is_controller", [True, False])
+def test_of_a_broker_that_did_not_run_the_story_says_so_and_begins_then(is_controller: bool) -> None:
+    recorder = Recorder()
+    recorder.add(-90_000, 3 if is_controller else 1, 1, "Startup", brokers=[1, 2, 3], unreachable=[])
+    moved = [state("a-0", (3, 2), ([3, 2, 1], [2, 1]))]
+    if is_controller:
+        details = {"brokers": [1, 2], "unreachable": [], "topics": 1, "partitions": 1, "read_at_ms": 4.0}
+        recorder.add(6_000, 1, 2, "Startup", states=moved, **details)
+    else:
+        recorder.add(6_000, 1, 1, "BrokerChange", lost=[3], added=[], states=moved)
+    epoch = recorder.entries[-1]["epoch"]
+
+    def told(*, ended_ms: int, lasted_ms: float) -> Story:
+        other = Recorder()
+        other.add(ended_ms, 3, 1, "BrokerStalled", lasted_ms=lasted_ms)
+        other.add(ended_ms + 5_000, 1, epoch, "BrokerChange", lost=[], added=[3])
+        story = last_failover([*recorder.entries, *other.entries])
+        assert story is not None
+        return story
+
+    story = told(ended_ms=13_000, lasted_ms=13_012.0)
+    after = " and broker 1 became the controller" if is_controller else ""
+    assert story.title == f"broker 3 was lost (it did not run for 13,012 ms){after}"
+    assert (story.began_ms, story.noticed_late, story.may_have_run) == (NOON_MS - 12, False, ())
+    texts = [step.text for step in story.steps]
+    why = "its process was stopped or got no processor for 13,012 ms"
+    assert texts[0] == f"Broker 3 stops answering: {why}."
+    assert f"(6 s by default) after {'its' if is_controller else 'the'} last heartbeat, because {why}." in texts[1]
+    assert "hung" not in " ".join(texts)
+    assert "hang" not in " ".join(texts)
+    for another in (told(ended_ms=4_000, lasted_ms=3_000.0), told(ended_ms=30_000, lasted_ms=5_000.0)):
+        assert "did not run" not in another.title
+        assert another.noticed_late
+
+
+def test_a_stall_before_a_broker_is_found_unreachable_is_not_the_reason_of_its_loss() -> None:
+    recorder = two_losses(300)
+    told = last_failover(recorder.entries)
+    recorder.add(-100, 2, 5, "BrokerStalled", lasted_ms=1_500.0)
+    assert last_failover(recorder.entries) == told
+
+
 def test_a_broker_that_was_back_before_its_loss_was_seen_is_noticed_late_if_no_silence_is_recorded() -> None:
     recorder = Recorder()
     recorder.add(-90_000, 1, 1, "Startup", brokers=[1, 2], unreachable=[], topics=1, partitions=2, read_at_ms=4.0)
@@ -1147,7 +1190,6 @@ def test_a_stall_is_told_with_its_reason_and_beside_the_failover_before_it(
 ) -> None:
     recorder = two_losses(300)
     told = last_failover(recorder.entries)
-    recorder.add(12_000, 2, 5, "BrokerStalled", lasted_ms=15_000.0)  # the lost one wakes up
     recorder.add(90_000, 3, 6, "BrokerStalled", lasted_ms=4_012.0)
     recorder.add(95_000, 1, 6, "BrokerStalled", lasted_ms=2_000.0, unrecorded=3)
     assert last_failover(recorder.entries) == told
