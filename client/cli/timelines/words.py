@@ -54,12 +54,30 @@ def _moment(time_ms: int) -> datetime:
     return datetime.fromtimestamp(min(max(time_ms, 0), 253_402_300_799_999) // 1_000, UTC)
 
 
+_FOUND_NOTHING = {
+    "IsrChange": "The notifications of changed in-sync replicas (the ISR) were read; there was none.",
+    "TopicChange": "The list of topics in ZooKeeper was read; nothing in it was new.",
+    "DeleteTopics": "The list of topics to delete was read; nothing in it was new.",
+    "LogDirFailure": "The notifications of lost log directories were read; there was none.",
+    "PartitionModifications": "The partitions of topics in ZooKeeper were read; nothing was new.",
+    "UnreadableStateChange": "The controller looked for states that made no sense and do now; there was none.",
+    "PreferredReplicaElection": "/admin/preferred_replica_election was read; it asked for no election.",
+}
+"""Sentences for events of watches that had no effect. After a new connection to ZooKeeper, everything is read again, so
+that such an event does not mean that something happened."""
+_EFFECTS = (
+    *("notes", "changes", "moves", "illegal_moves", "writes", "conflicts", "requests"),
+    *("states", "adopted", "sent", "errors", "failed_disks", "failure"),
+)
+
 # --- Events --------------------------------------------------------------------------------------------------------
 
 
 def sentence(entry: Entry) -> str:
     """Return a sentence with the event."""
     me, broker = f"broker {entry['controller']}", f"broker {entry.get('broker', '?')}"
+    if entry["event"] in _FOUND_NOTHING and not any(entry.get(kind) for kind in _EFFECTS):
+        return _FOUND_NOTHING[entry["event"]]
     match entry["event"]:
         case "Startup":
             return f"Broker {entry['controller']} is the new controller, with epoch {entry['epoch']}." + _what_it_read(

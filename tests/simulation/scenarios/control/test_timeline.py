@@ -160,6 +160,12 @@ async def test_brokers_whose_sessions_survive_record_for_how_long_zookeeper_was_
     assert sorted(entry["controller"] for entry in away) == list(cluster.broker_ids)
     assert {(entry["epoch"], entry["lasted_ms"]) for entry in away} == {(1, 3_000)}
     assert last_failover(found) is None
+    again = [index for index, entry in enumerate(found) if entry["event"] == "SessionReconnected"]
+    told = {entry["event"]: sentence(entry) for entry in found[again[-1] :]}
+    assert told["LogDirFailure"] == "The notifications of lost log directories were read; there was none."
+    assert not [
+        text for text in told.values() if "lost a log" in text or "have changed" in text or "has changed" in text
+    ]
 
 
 @run_by(on_virtual_loop, seed=9)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from minibroker.client.cli.timelines.story import Story
 from minibroker.client.cli.timelines.timeline import FILE, Known, with_files
 from minibroker.client.cli.timelines.unfinished import unfinished
 from minibroker.client.cli.timelines.words import SHOWN, entry_lines, sentence, state_lines, tell
+from minibroker.controller.decisions.events import WATCHED, BrokerChange, Event, PartitionReassignment
 from minibroker.protocol.errors import BrokerError, ErrorCode, NetworkError
 
 NOON_MS = 1_795_348_800_000
@@ -1109,6 +1111,18 @@ def test_an_entry_says_what_happened_and_below_it_what_that_did() -> None:
         "    order to brokers 2 and 3: LeaderAndIsr, 2 partitions",
         "    took 31 ms (read ZooKeeper 4 ms)",
     ]
+
+
+@pytest.mark.parametrize("event", WATCHED)
+def test_an_event_of_a_watch_that_found_nothing_is_not_said_to_be_a_change(event: type[Event]) -> None:
+    recorder = Recorder()
+    details: dict[str, list[int]] = {"lost": [], "added": []} if event is BrokerChange else {}
+    for writes in ([], ["remove /a"]):
+        recorder.add(0, 1, 1, event.__name__, cause=event(1).cause, writes=writes, **details)
+    found_nothing, changed = map(sentence, recorder.entries)
+    assert re.search(r"; (there was none|nothing .*was new|all were known|it asked for no)|may ask", found_nothing)
+    assert not re.search(r"\b(have|has)\b.*\b(lost|changed)\b", found_nothing)
+    assert changed != found_nothing or event in (BrokerChange, PartitionReassignment)
 
 
 def test_long_lists_are_cut_and_an_event_without_words_is_told_by_its_cause() -> None:
