@@ -84,11 +84,12 @@ ROWS = {
 
 
 def problem_section(health: Status | None, error: str | None, is_checking: bool = False) -> Sections:
-    """Return what `minibroker status` says of problems, and of the faults that were ordered. `error`: why that is not
-    known. `is_checking`: it is being found out."""
+    """Return what `minibroker status` says of problems, of acks=all that took long, which is none of them, and of the
+    faults that were ordered. `error`: why that is not known. `is_checking`: it is being found out."""
     if is_checking:
         return {"problems": section("problems", element("p", "Checking for problems …", class_="legend"))}
-    problems = [] if health is None else [*problem_lines(health), *map(pastable, health.slow_commit_lines())]
+    problems = [] if health is None else problem_lines(health)
+    slow_commits = [] if health is None else [pastable(line) for line in health.slow_commit_lines()]
     faults = [] if health is None else fault_lines(health)
     if error is not None:
         problems.append(f"what `minibroker status` knows cannot be shown: {error}")
@@ -96,6 +97,7 @@ def problem_section(health: Status | None, error: str | None, is_checking: bool 
         "problems": section(
             "problems",
             [element("h2", counted(len(problems), "problem")), _lines(problems)] if problems else None,
+            [element("h2", "Slow acks=all"), _lines(slow_commits)] if slow_commits else None,
             [element("h2", "Injected faults"), _lines(faults)] if faults else None,
         )
     }

@@ -40,7 +40,7 @@ from minibroker.deploy.console.views import (
     without_dead,
 )
 from minibroker.deploy.local.processes import ProcessState
-from minibroker.deploy.observing.followers import SlowFollower
+from minibroker.deploy.observing.followers import SlowCommits, SlowFollower
 from minibroker.deploy.observing.status import BrokerStatus, ControllerStatus, Status, ZooKeeperStatus
 from minibroker.protocol.faults import Faults, Link
 from minibroker.protocol.model import TopicPartition
@@ -534,6 +534,15 @@ def test_a_problem_that_begins_with_the_name_of_a_topic_keeps_it() -> None:
     html = pages.problem_section(health, None)["problems"]
     assert "<li>orders-0 without a leader" in html
     assert "Orders" not in html
+
+
+def test_a_slow_acks_all_is_no_problem_as_for_minibroker_status() -> None:
+    health = replace(_status(), slow_commits=[SlowCommits(2, ["orders-0"], [1], 2.3)])
+    assert health.problems() == []
+    html = pages.problem_section(health, None)["problems"]
+    assert html.startswith('<section id="section-problems"><h2>Slow acks=all</h2><ul><li>acks=all took up to 2.3 s in ')
+    html = pages.problem_section(replace(health, offline_partitions=["orders-1"]), None)["problems"]
+    assert re.findall("<h2>(.*?)</h2>", html) == ["1 problem", "Slow acks=all"]
 
 
 def test_an_answer_to_a_later_question_outweighs_a_question_that_is_still_open() -> None:
