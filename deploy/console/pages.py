@@ -71,6 +71,8 @@ STATES = {
 }
 NOTES = {state: "" if state == "alive" else f" ({words.removeprefix('runs, ')})" for state, words in STATES.items()}
 UNCERTAIN = ("silent", "slow", "paused")
+UNWELL = {"paused": "paused", "silent": "without an answer", "slow": "slow to answer"}
+"""Of living brokers, in the summary."""
 CLASSES = dict.fromkeys(UNCERTAIN, "silent") | {"alive": "alive", "out": "dead", "dead": "dead"}
 OVERDUE_S = 5.0
 """A session that has not ended so long after its timeout is kept alive by the heartbeats of its broker."""
@@ -122,13 +124,16 @@ def overview_sections(
     view = overview(state, query, health if as_of_ms is None else None)
     as_of = "" if as_of_ms is None else f", as of {time_of_day(as_of_ms)}"
     epoch = state.description.controller_epoch
-    living = sum(bool(broker.address) and broker.state != "dead" for broker in view.brokers)
+    living = [broker.state for broker in view.brokers if broker.address and broker.state != "dead"]
+    unwell = "".join(
+        f", {living.count(state)} {words}" for state, words in UNWELL.items() if state in living and not as_of
+    )
     partitions_seen = sum(len(topic.partitions) for topic in state.topics.values())
     facts = [
         ("Controller", view.controller + ("" if epoch is None else f", epoch {epoch}")),
         (
             "Brokers",
-            f"{living} of {len(view.brokers)} {'alive' if not as_of else 'were alive'}",
+            f"{len(living)} of {len(view.brokers)} {'alive' if not as_of else 'were alive'}{unwell}",
         ),
         ("Partitions", f"{partitions_seen:,}{' seen, and maybe others' if state.hides_topics else ''}"),
         ("Cluster", view.cluster_id),

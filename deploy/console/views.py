@@ -115,10 +115,17 @@ UNDER_MIN_ISR, NOT_COPYING, OUT_OF_SYNC = "under min.insync.replicas", "not copi
 CUT_APART, SLOW_IN_SYNC = "cut within the ISR", "copied slowly within the ISR"
 TROUBLES = (NO_LEADER, SILENT_LEADER, UNDER_MIN_ISR, NOT_COPYING, CUT_APART, SLOW_LEADER, SLOW_IN_SYNC, OUT_OF_SYNC)
 """The worst first."""
-CUT, NO_ANSWER, STALLED, MAY_STALL = "cut from the leader", "does not answer", "does not copy", "may not copy"
-SLOW = "copies slowly"
-"""Doubts about a replica in sync: a fault cuts it and the leader apart; its broker does not answer; records have waited
-for it, or for another one, for seconds; it lags or delays acks=all."""
+CUT, STALLED, MAY_STALL, SLOW = "cut from the leader", "does not copy", "may not copy", "copies slowly"
+"""Doubts about a replica in sync: a fault cuts it and the leader apart; records have waited for it, or for another one,
+for seconds; it lags or delays acks=all."""
+UNANSWERED = {
+    "silent": "does not answer",
+    "slow": "slow to answer",
+    "paused": "paused",
+    "out": "out of the cluster",
+    "dead": "dead",
+}
+"""Doubts about a replica in sync whose broker has not answered this time, by the state of the broker."""
 
 
 class _Seen(NamedTuple):
@@ -490,7 +497,7 @@ def _doubt(seen: _Seen, name: TopicPartition, described: PartitionDescription, b
     if (broker_id, described.leader) in seen.cuts:
         return CUT
     if broker_id not in seen.state.behind:
-        return NO_ANSWER
+        return UNANSWERED[seen.states[broker_id]]
     awaited = seen.stalled.get(str(name), ()) if seen.stalled else ()
     if broker_id in awaited:
         return MAY_STALL if str(name) in seen.doubted and len(awaited) > 1 else STALLED

@@ -274,6 +274,15 @@ def test_a_paused_broker_is_neither_dead_nor_silent(
     )
 
 
+def test_the_summary_counts_the_living_that_do_not_work_as_well() -> None:
+    topic = _topic("orders", _partition(0, 1, [1, 2, 3, 4, 5], [1]))
+    state = _state(topic, alive=(1, 2, 3, 4), silent=(2, 3, 4))._replace(paused=frozenset({2, 5}))
+    summary = pages.overview_sections(state, Query(), _status(slow_answer_s=1.5))["summary"]
+    assert "<dd>4 of 5 alive, 1 paused, 2 without an answer</dd>" in summary
+    slow = pages.overview_sections(state._replace(paused=frozenset()), Query(), _status(slow_answer_s=1.5))["summary"]
+    assert "<dd>4 of 5 alive, 2 without an answer, 1 slow to answer</dd>" in slow
+
+
 def _status(**of_2: Any) -> Status:
     brokers = [BrokerStatus(id, 100 + id, True, 9090 + id, False, True, 1) for id in (1, 2, 3)]
     brokers[1] = replace(brokers[1], **of_2)
@@ -297,6 +306,16 @@ def test_of_a_slow_leader_nothing_worse_is_said_than_that_it_is_slow() -> None:
         (_status(silent=True), ["leader does not answer"] * 2),
     ):
         assert [each.trouble for each in overview(state, Query(), health).partitions] == said
+    follower = _state(_topic("orders", _partition(0, 1, [1, 2], [1, 2])), silent=(2,))
+    for state_of_2, slow_s, words in (
+        (follower, 1.5, "slow to answer"),
+        (follower, None, "does not answer"),
+        (follower._replace(paused=frozenset({2})), None, "paused"),
+        (follower._replace(gone=frozenset({2})), None, "dead"),
+    ):
+        sections = pages.overview_sections(state_of_2, Query(), _status(slow_answer_s=slow_s))
+        assert f"? in sync, {words}<" in sections["partitions"]
+        assert f" {words}<" in sections["brokers"], "the same words for the broker"
     slow = overview(state, Query(), _status(slow_answer_s=1.5)).brokers[1]
     session = Session(3.0, 2.0, 6.0, None)
     counting = markup(pages.session_words(slow._replace(state="silent", session=session)))
