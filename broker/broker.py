@@ -29,7 +29,8 @@ from minibroker.broker.handlers.sasl import SaslServer
 from minibroker.broker.handlers.services import ControlEpoch, Services
 from minibroker.broker.metrics.disk_times import TimedWorld
 from minibroker.broker.metrics.listener import MetricsListener
-from minibroker.broker.metrics.metrics import BrokerMetrics, LoopLag, exposition, recovery_metrics
+from minibroker.broker.metrics.loop_lag import LoopLag
+from minibroker.broker.metrics.metrics import BrokerMetrics, exposition, recovery_metrics
 from minibroker.broker.metrics.timeline_file import TimelineStore
 from minibroker.broker.network.handler_pool import Continuation
 from minibroker.broker.network.server import Request, SocketServer
@@ -132,7 +133,7 @@ class Broker:
         )
         self._sasl.metrics = self._server.metrics
         self._metrics_listener = MetricsListener(self._certificates.network(METRICS), self._render_metrics)
-        self._loop_lag = LoopLag()
+        self._loop_lag = LoopLag(world.clock.monotonic)
         self._metrics: BrokerMetrics | None = None
         self._services: Services | None = None
         self._replicas: ReplicaManager | None = None
@@ -273,6 +274,7 @@ class Broker:
         assert self._controller is not None
         self._controller.timeline.restore(self._timeline.last(CAPACITY))
         self._replicas.orders.on_silent = self._controller.record_silent_broker
+        self._replicas.waits.slow_commits.on_time_s = self._loop_lag.on_time_s
         self._configs.connect(
             self._broker_config_changed,
             self._topic_config_changed,
@@ -334,7 +336,7 @@ class Broker:
         if metrics_address is not None:
             parts = self._replicas, self._groups, self._transactions, verifier, self._controller, transcoder
             self._start_metrics(*parts, registration.contact)
-        probe = self._loop_lag.probe(world.clock.monotonic, world.disk_times.running_s, self._lagged)
+        probe = self._loop_lag.probe(world.disk_times.running_s, self._lagged)
         self._supervisor.start(probe, "probe of the event loop's lag")
         registration.on_failure(self._supervisor.fail)
         await registration.start(self._configs.config.advertised_endpoints(self.ports))

@@ -10,6 +10,7 @@ from collections.abc import Callable, Collection
 from typing import Generic, TypeVar
 
 from minibroker.client.log import Logger
+from minibroker.protocol.words import counted
 
 K = TypeVar("K")
 
@@ -21,6 +22,7 @@ STALL_S = 5.0
 LOOK_EVERY_S = 1.0
 LATE_LOOK_S = 2 * LOOK_EVERY_S
 _NAMES_SHOWN = 5
+_REASONS_SHOWN = 3
 
 
 class Stalls(Generic[K]):
@@ -63,17 +65,28 @@ class Stalls(Generic[K]):
         new = {key: since for key, since in self._since.items() if now >= since + STALL_S and key not in self._told}
         if new:
             self._told |= new
-            first = next(iter(new))
-            why = reason(first)
+            why = self._why(new, reason)
             remedy = "" if "`minibroker " in why else self._remedy
             logger.warning(
                 "%s: no progress for %.1f s of %s: %s%s",
                 self._who,
                 now - min(new.values()),
                 self._names(list(new)),
-                why.rstrip("."),
+                why,
                 remedy,
             )
+
+    def _why(self, keys: Collection[K], reason: Callable[[K], str]) -> str:
+        """Return the reasons, each with its keys if there are several."""
+        by_reason: dict[str, list[K]] = {}
+        for key in keys:
+            by_reason.setdefault(reason(key).rstrip("."), []).append(key)
+        if len(by_reason) == 1:
+            return next(iter(by_reason))
+        shown = list(by_reason.items())[:_REASONS_SHOWN]
+        told = [why if self._names(those) in why else f"{self._names(those)}: {why}" for why, those in shown]
+        more = len(by_reason) - len(shown)
+        return "; ".join(told) + (f"; and {counted(more, 'other reason')}" if more else "")
 
     def give_up(self, keys: Collection[K]) -> None:
         """Forget keys that have failed. Their stall did not end well, and the failure is reported elsewhere."""

@@ -22,7 +22,6 @@ each); formatting in a thread (it races with the loop, and takes the interpreter
 from __future__ import annotations
 
 import asyncio
-from bisect import bisect_left
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence, Sized
 from itertools import accumulate
 from typing import Any, NamedTuple, Protocol
@@ -41,6 +40,7 @@ from minibroker.broker.groups.coordination import GroupCoordination
 from minibroker.broker.metrics.connections import connection_metrics
 from minibroker.broker.metrics.disk_times import DiskTimes, disk_metrics
 from minibroker.broker.metrics.groups import committed_offsets, group_metrics
+from minibroker.broker.metrics.loop_lag import LoopLag
 from minibroker.broker.metrics.transactions import coordinator_metrics, leader_metrics
 from minibroker.broker.metrics.zookeeper import zookeeper_metrics
 from minibroker.broker.network.metrics import ApiMetrics, Times
@@ -62,9 +62,6 @@ PART_SAMPLES = 100
 """Samples formatted in one go, which takes half a millisecond."""
 SLICE_S = 0.001
 PAUSE_S = 0.001
-
-PROBE_INTERVAL_S = 0.1
-PROBES_PER_WINDOW = 600
 
 
 # --- The controller's measurements (only the composition root imports the controller) -----------------------------
@@ -148,50 +145,6 @@ CONTROLLER_STATES = {
 }
 """Maps each event to Kafka's ControllerState in which it is handled, or to a name in Kafka's style if there is none.
 The time in BrokerChange is Kafka's LeaderElectionRateAndTimeMs."""
-
-
-# --- The lag of the event loop -------------------------------------------------------------------------------------
-
-
-class LoopLag:
-    """The lateness of the loop's timers, measured ten times a second while `probe` runs. uvloop's timers have a
-    resolution of one millisecond, so smaller values mean nothing."""
-
-    BOUNDS_S = (0.001, 0.002, 0.005, 0.01, 0.02, 0.05, 0.1, 0.2, 0.5, 1.0, 2.0, 5.0)
-
-    def __init__(self) -> None:
-        self.counts = [0] * (len(self.BOUNDS_S) + 1)
-        """Probes by the smallest bound that they did not exceed; the last counter is for those beyond all bounds."""
-        self.sum_s = 0.0
-        self._max_s = 0.0
-        self._max_before_s = 0.0
-        self._probes = 0
-
-    @property
-    def max_s(self) -> float:
-        """The largest lag of the last one to two minutes."""
-        return max(self._max_s, self._max_before_s)
-
-    def observe(self, lag_s: float) -> None:
-        if self._probes == PROBES_PER_WINDOW:
-            self._max_before_s, self._max_s, self._probes = self._max_s, 0.0, 0
-        self._probes += 1
-        self._max_s = max(self._max_s, lag_s)
-        self.sum_s += lag_s
-        self.counts[bisect_left(self.BOUNDS_S, lag_s)] += 1
-
-    async def probe(
-        self, clock: Callable[[], float], running_s: Callable[[], float], on_lag: Callable[[float, float], None]
-    ) -> None:
-        """Measure until cancelled. `on_lag` is called with each lag, and with the part of it in which the process did
-        not run, by `running_s` (`RunningTime.seconds`)."""
-        while True:
-            began_s, had_run_s = clock(), running_s()
-            await asyncio.sleep(PROBE_INTERVAL_S)
-            elapsed_s = clock() - began_s
-            lag_s = max(0.0, elapsed_s - PROBE_INTERVAL_S)
-            self.observe(lag_s)
-            on_lag(lag_s, min(lag_s, max(0.0, elapsed_s - (running_s() - had_run_s))))
 
 
 # --- The families --------------------------------------------------------------------------------------------------

@@ -122,7 +122,7 @@ class DelayedProduce(_UntilSettled[ProduceStatus]):  # P5
     ) -> None:
         super().__init__(timeout_ms, statuses, find, respond, waits.produce_expired)
         self._slow_commits = waits.slow_commits
-        self._began_s = waits.slow_commits.monotonic()
+        self._began_s = waits.slow_commits.on_time_s()
 
     def _look(self, partition: Partition, status: ProduceStatus) -> ErrorCode | None:
         return partition.acknowledgement(status.required_offset, status.leading_since_epoch)

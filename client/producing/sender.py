@@ -215,13 +215,13 @@ class Sender:
         if leader is None:
             return None, "it has no leader that can be reached: see `minibroker status`"
         if self._requests.was_muted(leader.node_id):
-            return None, f"its leader, broker {leader.node_id}, throttles this client, which is over a quota: see " + (
+            return None, f"the leader, broker {leader.node_id}, throttles this client, which is over a quota: see " + (
                 "`minibroker configs describe`"
             )
         if self._requests.count(leader.node_id):
             wait = ", or still waits for its replicas" if self._acks == -1 else ""
-            return None, f"its leader, broker {leader.node_id}, has not answered{wait}: see `minibroker status`"
-        return None, f"nothing was sent to its leader, broker {leader.node_id}, yet: raise delivery_timeout_ms"
+            return None, f"the leader, broker {leader.node_id}, has not answered{wait}: see `minibroker status`"
+        return None, f"nothing was sent to the leader, broker {leader.node_id}, yet: raise delivery_timeout_ms"
 
     def _look_for_stalls(self, now: float) -> None:
         """Report the partitions whose oldest batch is still the same, or has failed since the last look."""

@@ -14,6 +14,7 @@ import math
 from collections.abc import Callable, Iterable, Iterator
 from typing import NamedTuple
 
+from minibroker.broker.replication.isr import Follower
 from minibroker.broker.replication.partition import Partition
 from minibroker.broker.scheduling.slices import Slices
 from minibroker.protocol.model import TopicPartition
@@ -65,7 +66,7 @@ def suspects(partition: Partition, is_alive: Callable[[int], bool], now_s: float
         return
     end = partition.log.log_end_offset
     for broker_id, follower in partition.followers.items():
-        is_behind = follower.log_end_offset < end and now_s - follower.last_caught_up_s >= LAGGING_AFTER_S
+        is_behind = _has(partition, broker_id, follower) < end and now_s - follower.last_caught_up_s >= LAGGING_AFTER_S
         if is_behind and is_alive(broker_id):
             yield _Suspect(partition, broker_id, end)
 
@@ -74,9 +75,8 @@ def confirmed(suspect: _Suspect, now_s: float) -> Lagging | None:
     """Return the follower if it still lags."""
     partition, broker_id, end = suspect
     follower = partition.followers.get(broker_id)
-    if follower is None or follower.log_end_offset >= end:
+    if follower is None or (has := _has(partition, broker_id, follower)) >= end:
         return None
-    has = max(follower.log_end_offset, partition.log.log_start_offset)
     behind_s = now_s - follower.last_caught_up_s
     return Lagging(
         partition.topic_partition,
@@ -86,3 +86,10 @@ def confirmed(suspect: _Suspect, now_s: float) -> Lagging | None:
         now_s - max(follower.last_fetch_s, partition.role_since_s),
         broker_id in partition.isr,
     )
+
+
+def _has(partition: Partition, broker_id: int, follower: Follower) -> int:
+    """Return the offset up to which the follower has what the leader has, as far as that is known: in sync, it has all
+    that is committed, also before its first fetch from this leader."""
+    committed = partition.high_watermark if broker_id in partition.isr else 0
+    return max(follower.log_end_offset, partition.log.log_start_offset, committed)

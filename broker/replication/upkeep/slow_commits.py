@@ -42,15 +42,20 @@ class SlowCommits:
     """The long waits of the last WINDOW_S, at most MOST_REMEMBERED."""
 
     def __init__(self, monotonic: Callable[[], float]) -> None:
-        self.monotonic = monotonic
+        self._monotonic = monotonic
+        self.on_time_s = monotonic
+        """The time in which this broker's own event loop did not stand still (`LoopLag.on_time_s`): no follower is to
+        blame for the rest."""
         self._waits: deque[_Wait] = deque(maxlen=MOST_REMEMBERED)
 
     def committed(self, partition: Partition, isr: tuple[int, ...], began_s: float) -> None:
-        """Note that records of the partition are committed, which have waited since then and were appended with this
-        ISR. Another one now may have ended the wait, and the followers that are left had the records before."""
-        now_s = self.monotonic()
-        if now_s - began_s < SLOW_S or isr != partition.isr:
+        """Note that records of the partition are committed, which have waited since `began_s` of `on_time_s` and were
+        appended with this ISR. Another one now may have ended the wait, and the followers that are left had the records
+        before."""
+        took_s = self.on_time_s() - began_s
+        if took_s < SLOW_S or isr != partition.isr:
             return
+        now_s = self._monotonic()
         fetched = [
             (follower.last_fetch_s, broker_id)
             for broker_id, follower in partition.followers.items()
@@ -58,11 +63,11 @@ class SlowCommits:
         ]
         if fetched:
             _, slowest = max(fetched)
-            self._waits.append(_Wait(now_s, partition.topic_partition, slowest, now_s - began_s))
+            self._waits.append(_Wait(now_s, partition.topic_partition, slowest, took_s))
 
     def recent(self) -> Iterator[SlowCommit]:
         """Yield the waits for each follower of each partition as one, the longest first."""
-        since_s = self.monotonic() - WINDOW_S
+        since_s = self._monotonic() - WINDOW_S
         found: dict[tuple[TopicPartition, int], list[float]] = {}
         for wait in self._waits:
             if wait.ended_s >= since_s:

@@ -69,6 +69,18 @@ def test_many_partitions_make_one_line_and_those_that_join_later_another(taken: 
     assert taken() == ["INFO mine: the stall of t-0, t-1, t-2, t-3, t-4 and 1 more is over after 21.0 s"]
 
 
+def test_partitions_of_different_leaders_have_a_reason_each_in_the_same_line(taken: Taken) -> None:
+    leaders = {"a-0": 1, "b-0": 3, "a-1": 1, "c-0": 4, "d-0": 5}
+    stalls: Stalls[str] = Stalls("mine")
+    for second in range(6):
+        stalls.look(100.0 + second, leaders, lambda name: f"the leader, broker {leaders[name]}, has not answered")
+    assert taken() == [
+        "WARNING mine: no progress for 5.0 s of a-0, b-0, a-1, c-0, d-0: a-0, a-1: the leader, broker 1, has not "
+        "answered; b-0: the leader, broker 3, has not answered; c-0: the leader, broker 4, has not answered; and 1 "
+        "other reason. See `minibroker status`"
+    ]
+
+
 def test_a_reason_is_asked_for_only_where_it_is_told() -> None:
     asked: list[str] = []
 
@@ -79,7 +91,7 @@ def test_a_reason_is_asked_for_only_where_it_is_told() -> None:
     stalls: Stalls[str] = Stalls("mine")
     for second in range(30):
         stalls.look(float(second), ["a-0", "b-0"], reason)
-    assert asked == ["a-0"]
+    assert asked == ["a-0", "b-0"]
 
 
 def test_a_time_in_which_the_event_loop_stood_still_is_nobodys_stall(taken: Taken) -> None:

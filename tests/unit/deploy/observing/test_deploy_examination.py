@@ -220,6 +220,35 @@ async def test_a_follower_whose_every_fetch_takes_a_second_is_named_although_it_
 
 
 @run_by(on_virtual_loop)
+async def test_no_follower_is_blamed_for_a_wait_in_which_the_leader_itself_was_stopped() -> None:
+    cluster = VirtualCluster(Simulation(), 3)
+    await cluster.start()
+    world = cluster.client("client")
+
+    async def program() -> None:
+        async with Admin(cluster.bootstrap, world=world) as admin:
+            await admin.create_topic("orders", partitions=1, replication_factor=3)
+        async with Producer(cluster.bootstrap, world=world) as producer:
+            await producer.send("orders", b"record")
+            found, _ = await look(world, ADDRESSES)
+            leader = found.view.partitions[TopicPartition("orders", 0)].leader_id
+            for follower in {0, 1, 2} - {leader}:  # so that the record waits for their next fetch when the leader stops
+                cluster.simulation.network.delay_standing(f"broker-{follower}", f"broker-{leader}", 0.3)
+            await producer.send("orders", b"record")
+            waiting = asyncio.ensure_future(producer.send("orders", b"waits"))
+            await asyncio.sleep(0.05)
+            assert not waiting.done()
+            cluster.pause_broker(leader)
+            await asyncio.sleep(3 * SLOW_S)
+            cluster.resume_broker(leader)
+            await waiting
+            found, _ = await look(world, ADDRESSES)
+            assert status_of_view(found.view).slow_commits == []
+
+    await world.process.run(program())
+
+
+@run_by(on_virtual_loop)
 async def test_a_follower_that_keeps_up_is_not_blamed_for_a_wait_that_ends_as_another_one_leaves_the_isr() -> None:
     cluster = VirtualCluster(Simulation(), 3)
     await cluster.start()
