@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections import Counter
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence, Set
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, Sequence, Set
 from itertools import chain, permutations
 from typing import NamedTuple, TypeVar
 
@@ -220,9 +220,10 @@ def still_true(health: Status, state: ClusterState) -> Status:
         brokers=brokers,
         zookeeper=zookeeper,
         faults={broker: faults.described(each) for broker, each in state.faults.items()} if is_local else health.faults,
-        offline_partitions=None
-        if known.offline_partitions is None
-        else [name for name in known.offline_partitions if _is_offline(state, name)],
+        offline_partitions=_still(known.offline_partitions, state, _is_offline),
+        under_min_isr_partitions=_still(known.under_min_isr_partitions, state, _may_be_under_min_isr),
+        at_min_isr_partitions=_still(known.at_min_isr_partitions, state, _lacks_replicas),
+        under_replicated_partitions=_still(known.under_replicated_partitions, state, _lacks_replicas),
         stalled_partitions=None
         if health.stalled_partitions is None
         else {name: awaited for name, awaited in stalled.items() if awaited},
@@ -335,9 +336,35 @@ def _led_by(state: ClusterState, name: str) -> int | None:
     return None if described is None else described.leader
 
 
+def _still(
+    names: list[str] | None, state: ClusterState, is_true: Callable[[ClusterState, str], bool]
+) -> list[str] | None:
+    return None if names is None else [name for name in names if is_true(state, name)]
+
+
 def _is_offline(state: ClusterState, name: str) -> bool:
     described = _described(state, name)
     return described is not None and described.leader is None
+
+
+def _lacks_replicas(state: ClusterState, name: str) -> bool:
+    """Return whether replicas are missing from the ISR, besides those that a reassignment adds."""
+    topic, _, number = name.rpartition("-")
+    described, move = _described(state, name), state.moves.get(TopicPartition(topic, int(number)))
+    return described is not None and not {*described.isr}.difference(state.gone).issuperset(
+        {*described.replicas}.difference(() if move is None else move.adding)
+    )
+
+
+def _may_be_under_min_isr(state: ClusterState, name: str) -> bool:
+    """Return whether too few replicas are in sync; true if it is not known how many must be."""
+    described, required = _described(state, name), state.min_isr.get(name.rpartition("-")[0])
+    if described is None:
+        return False
+    in_sync = {*described.isr}.difference(state.gone)
+    if in_sync.issuperset(described.replicas):
+        return False
+    return required is None or len(in_sync) < min(required, len(described.replicas))
 
 
 def _isr_of(state: ClusterState, name: str) -> tuple[int, ...]:

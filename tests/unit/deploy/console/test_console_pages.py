@@ -360,6 +360,23 @@ def test_problems_that_a_newer_state_contradicts_are_not_shown() -> None:
     assert (unknown.offline_partitions, unknown.stalled_partitions) == (None, None)
 
 
+def test_replicas_that_are_in_sync_since_are_not_said_to_be_missing() -> None:
+    names = [f"orders-{number}" for number in range(3)]
+    health = replace(
+        _status(), under_replicated_partitions=names, at_min_isr_partitions=names, under_min_isr_partitions=names
+    )
+    isrs = ([1, 2, 3], [1, 2], [1])
+    state = _state(_topic("orders", *(_partition(n, 1, [1, 2, 3], isr) for n, isr in enumerate(isrs))))
+    told = still_true(health, state)
+    assert (told.under_replicated_partitions, told.at_min_isr_partitions) == (names[1:], names[1:])
+    assert told.under_min_isr_partitions == names[2:]
+    assert still_true(health, state._replace(min_isr={})).under_min_isr_partitions == names[1:], "it is not known"
+    dead = still_true(health, state._replace(gone=frozenset({2})))
+    assert dead.under_min_isr_partitions == names[1:]
+    moving = state._replace(moves={TopicPartition("orders", 1): Move((3,), (), {})})
+    assert still_true(health, moving).under_replicated_partitions == names[2:]
+
+
 def test_a_process_that_has_ended_or_paused_since_is_not_said_to_run() -> None:
     """`minibroker status` takes seconds, most with a broker that hangs; the pid is known at once."""
     topic = _topic("orders", _partition(0, 2, [1, 2, 3], [1, 2, 3]))
