@@ -65,6 +65,8 @@ HEALTH_SHARE = 0.01
 """Of a core: a look at the cluster's health that costs more than 30 ms is followed by a longer pause."""
 HEALTH_WITHIN_S = 0.5
 """A page waits so long for the first look after it has read the rest."""
+HEALTH_IS_OLD_AFTER_S = 2.0
+"""If something has changed since, and the look began so long before the rest was read, the page says when."""
 PLAIN_PAGE_WITHIN_S = 2.5
 """A page that has no new reading by then shows the last state and says so; its event stream brings the next."""
 KEEP_ALIVE_S = 10.0
@@ -208,7 +210,11 @@ class Console:
             as_of_ms = reading.read_at_ms if is_lost else None
             if found is not None and reading.value is not None and reading.error is None:
                 found = still_true(found, reading.value)
-            problems = pages.problem_section(found, error, is_checking)
+            of_ms = None
+            if known is not None and known.is_late and reading.read_at_ms is not None:
+                is_old = reading.read_at_ms - known.began_at_ms > HEALTH_IS_OLD_AFTER_S * 1_000
+                of_ms = known.began_at_ms if is_old else None
+            problems = pages.problem_section(found, error, is_checking, of_ms)
             return problems | pages.overview_sections(reading.value, query, found, is_checking, as_of_ms)
 
         def of_timeline(_: Query) -> Shared[Timeline]:

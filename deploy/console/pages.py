@@ -85,12 +85,16 @@ ROWS = {
 # --- Overview --------------------------------------------------------------------------------------------------------
 
 
-def problem_section(health: Status | None, error: str | None, is_checking: bool = False) -> Sections:
+def problem_section(
+    health: Status | None, error: str | None, is_checking: bool = False, as_of_ms: int | None = None
+) -> Sections:
     """Return what `minibroker status` says of problems, of acks=all that took long, which is none of them, and of the
-    faults that were ordered. `error`: why that is not known. `is_checking`: it is being found out."""
+    faults that were ordered. `error`: why that is not known. `is_checking`: it is being found out. `as_of_ms`: it is of
+    that time, and older than the rest of the page."""
     if is_checking:
         return {"problems": section("problems", element("p", "Checking for problems …", class_="legend"))}
     problems = [] if health is None else problem_lines(health)
+    as_of = "" if as_of_ms is None else f", as of {time_of_day(as_of_ms)}"
     slow_commits = [] if health is None else [pastable(line) for line in health.slow_commit_lines()]
     faults = [] if health is None else fault_lines(health)
     if error is not None:
@@ -98,7 +102,7 @@ def problem_section(health: Status | None, error: str | None, is_checking: bool 
     return {
         "problems": section(
             "problems",
-            [element("h2", counted(len(problems), "problem")), _lines(problems)] if problems else None,
+            [element("h2", counted(len(problems), "problem") + as_of), _lines(problems)] if problems else None,
             [element("h2", "Slow acks=all"), _lines(slow_commits)] if slow_commits else None,
             [element("h2", "Injected faults"), _lines(faults)] if faults else None,
         )

@@ -35,6 +35,8 @@ MAX_PAUSE_S = 5.0
 """The next reading begins this long after the last one at the latest, whatever it costs."""
 MAX_LOOK_EVERY_S = 6.0
 """The next look begins this long after the last one at the latest, whatever it costs."""
+ALONE_S = 2.0
+"""A page that asks for a look so long after the last one is not followed by anyone, and waits for a new look."""
 MAX_KEPT = 32
 """Readings of this many selections are kept without a viewer."""
 
@@ -206,6 +208,11 @@ class Look(Generic[T]):
         self._under_way: asyncio.Task[None] | None = None
         self._is_outdated = False
         """Whether the look under way may have begun before a change."""
+        self._is_alone = False
+        self.is_late = False
+        """Whether something may have changed since the last look began."""
+        self.began_at_ms = 0
+        """When the last look that has ended began, by the wall clock."""
         self.value: T | None = None
         """What the last look has found. None: it has failed, or there was none."""
         self.is_known = False
@@ -218,26 +225,30 @@ class Look(Generic[T]):
     def begin(self) -> None:
         """Begin a look if one is due."""
         now_s = asyncio.get_running_loop().time()
-        if self.is_known and now_s - self._asked_at_s > REST_S:
+        rested_s, self._asked_at_s = now_s - self._asked_at_s, now_s
+        self._is_alone = rested_s > ALONE_S
+        if self.is_known and rested_s > REST_S:
             self.value, self.error, self.is_known = None, None, False
             self.version += 1
             self._due_at_s = now_s
-        self._asked_at_s = now_s
-        if self._under_way is None and now_s >= self._due_at_s:
+        if self._is_alone:
+            self.hurry()
+        elif self._under_way is None and now_s >= self._due_at_s:
             self._under_way = asyncio.create_task(self._run())
 
     def hurry(self) -> None:
         """Begin a look now, or as soon as the one under way has ended: something has changed."""
+        self.is_late = True
         if self._under_way is None:
-            self._due_at_s = float("-inf")
-            self.begin()
+            self._under_way = asyncio.create_task(self._run())
         else:
             self._is_outdated = True
 
     async def first(self, within_s: float) -> None:
-        """Wait for the first look, or the first after a rest, at most this long."""
-        if self._under_way is not None and not self.is_known:
+        """Wait for the first look, or the first after a rest or for a page that nobody follows, at most this long."""
+        if self._under_way is not None and (not self.is_known or self._is_alone):
             await asyncio.wait([self._under_way], timeout=within_s)
+        self._asked_at_s = asyncio.get_running_loop().time()  # a reading that took long is no rest
 
     async def _run(self) -> None:
         used_s = 0.0
@@ -250,7 +261,7 @@ class Look(Generic[T]):
             finally:
                 used_s = time.thread_time() - began_s
 
-        value, error = None, None
+        value, error, began_at_ms = None, None, time.time_ns() // 1_000_000
         try:
             value = await in_thread(measured)
         except (MinibrokerError, OSError) as failure:
@@ -262,9 +273,10 @@ class Look(Generic[T]):
                 self._every_s, min(MAX_LOOK_EVERY_S, used_s / self._share)
             )
             self._under_way = None
+            was_late, self.is_late, self.began_at_ms = self.is_late, self._is_outdated, began_at_ms
             if self._is_outdated:
                 self._is_outdated, self._due_at_s = False, asyncio.get_running_loop().time()
-        if not self.is_known or (value, error) != (self.value, self.error):
+        if not self.is_known or was_late or (value, error) != (self.value, self.error):
             self.value, self.error, self.is_known = value, error, True
             self.version += 1
 

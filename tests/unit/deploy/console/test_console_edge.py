@@ -325,6 +325,36 @@ async def test_what_a_look_has_found_is_forgotten_after_a_rest_and_then_looked_f
     assert (look.value, look.is_known, look.version) == (2, True, 3)
 
 
+async def test_a_page_that_nobody_follows_waits_for_a_new_look_or_says_of_when_the_problems_are(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("minibroker.deploy.console.shared.ALONE_S", -1.0)  # any time is longer
+    monkeypatch.setattr(edge, "EVERY_S", 0.0)
+    down = ZooKeeperStatus("127.0.0.1:2181", None, False, False, False)
+    status = Status([], ControllerStatus(None, None), down, None, None)
+    may_end = threading.Event()
+    may_end.set()
+
+    def look() -> Status:
+        may_end.wait()
+        return status
+
+    application = _console(Cluster(), health=look).application("127.0.0.1")
+
+    async def heading() -> str:
+        page = (await Request(application, "/").ended()).body.decode()
+        return page.partition('<section id="section-problems"><h2>')[2].partition("</h2>")[0]
+
+    assert await heading() == "1 problem"
+    may_end.clear()
+    monkeypatch.setattr(edge, "HEALTH_IS_OLD_AFTER_S", 0.0)
+    assert re.fullmatch(r"1 problem, as of \d\d:\d\d:\d\d UTC", await heading())
+    may_end.set()
+    async with asyncio.timeout(60):
+        while await heading() != "1 problem":
+            await asyncio.sleep(0)
+
+
 async def test_a_page_that_waits_for_one_broker_names_it() -> None:
     cluster = Cluster()
     cluster.error = TimeoutError()
