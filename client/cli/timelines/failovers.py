@@ -72,7 +72,7 @@ def _told_since_start(entries: Sequence[Entry], shown: Sequence[Entry], is_start
                 break
             chosen.insert(0, turns.pop())
             victims |= before
-        teller = Teller(shown, chosen, victims, turns[-1] if turns else -1)
+        teller = Teller(shown, chosen, victims, turns[-1] if turns else -1, entries[chosen[0]])
         if not stops_the_cluster(entries, chosen[-1], teller.first, victims):
             yield teller.story()
         # Earlier stories end before this one begins.

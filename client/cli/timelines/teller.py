@@ -29,9 +29,11 @@ from minibroker.client.cli.timelines.turns import (
     came_back,
     controller_before,
     ended_together,
+    is_election,
     is_news,
     longest_away_ms,
     stalls_over,
+    started_before,
     victims_of,
 )
 from minibroker.client.cli.timelines.words import (
@@ -73,8 +75,10 @@ class _Outage(NamedTuple):
 
 
 class Teller:
-    def __init__(self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int], previous: int) -> None:
-        """`previous`: the index of the last turn of the failover before."""
+    def __init__(
+        self, entries: Sequence[Entry], turns: Sequence[int], victims: set[int], previous: int, whole: Entry
+    ) -> None:
+        """`previous`: the index of the last turn of the failover before. `whole`: the first turn, with all topics."""
         self._entries = entries
         self._previous = previous
         self._last_turn = turns[-1]
@@ -103,7 +107,9 @@ class Teller:
         """The index of the story's first entry."""
         self._answers = list(self._find_answers(turns[0]))
         """Pairs of a turn's index and an answer to its orders."""
-        self._back = self._only_registered_again(turns[0])
+        self._first_started = self._turns[0] if self._no_broker_ran(self._turns[0], whole) else None
+        """The first turn, if no broker ran before: then no partition had a leader."""
+        self._back = set() if self._first_started else self._only_registered_again(turns[0])
         self._noticed_late = any(sign["event"] == "Resignation" and is_news(sign) for sign in self._signs)
         is_stop = self._turns[0]["event"] == STOPS
         self._noticed_ms = min(map(began_ms, self._turns[:1] if is_stop else [*self._signs, self._turns[0]]))
@@ -143,7 +149,7 @@ class Teller:
             (index, state)
             for index, turn in enumerate(self._turns)
             for state in turn.get("states", [])
-            if _is_election(state)
+            if self._is_led_anew(turn, state)
         ]
         last = {state["partition"]: state for _, state in elections}
         led_later: dict[str, float] = {}
@@ -173,9 +179,9 @@ class Teller:
         cut_short: list[int] = []
         for index, turn in enumerate(self._turns):
             if turn.get("states_omitted"):
-                listed = [state["leader"] for state in turn["states"] if _is_election(state)]
+                listed = [state["leader"] for state in turn["states"] if self._is_led_anew(turn, state)]
                 more_lost = max(0, turn.get("leaderless", 0) - listed.count(NO_LEADER))
-                more_elected = turn["elected"] - len(listed) - more_lost
+                more_elected = self._led_anew(turn) - len(listed) - more_lost
                 unlisted += more_lost
                 if not more_elected:
                     continue
@@ -194,7 +200,7 @@ class Teller:
             self._at(turn, state["at_ms"]) - min(self._lost_ms(index, broker) for broker in removed)
             for index, turn in enumerate(self._turns)
             for state in turn.get("states", [])
-            if not _is_election(state) and (removed := set(state.get("isr_before", ())) - set(state["isr"]))
+            if not self._is_led_anew(turn, state) and (removed := set(state.get("isr_before", ())) - set(state["isr"]))
         ]
         short, enough_ms = self._short_of_replicas()
         return Story(
@@ -326,7 +332,9 @@ class Teller:
             before = controller_before(self._entries, changes[-1]["epoch"])
             is_again = controller_before(self._entries, changes[0]["epoch"]) == controller
             moved = f"broker {controller} " + ("was elected controller again" if is_again else "became the controller")
-            if not (happened or is_again or before is None):
+            if self._first_started is changes[-1]:
+                moved = f"all brokers had ended, and broker {controller} was started and became the controller"
+            elif not (happened or is_again or before is None):
                 moved += f" in the place of broker {before}"
             is_named = before == controller or not happened
             if is_named and before in self._ended and not self._without_zookeeper:
@@ -443,6 +451,26 @@ class Teller:
             )
             if failed - back:
                 yield index, entry
+
+    def _no_broker_ran(self, turn: Entry, whole: Entry) -> bool:
+        """Whether no broker ran until the controller that this turn elected was started. A controller records each
+        broker that registers, and a broker that runs notices the end of a controller. `whole`: with all topics."""
+        before, up_ms = controller_before(self._entries, turn["epoch"]), turn.get("broker_up_ms")
+        if before is None or up_ms is None or before in self._stalls or not self._silent([before], turn):
+            return False
+        earlier = [e for e in self._entries if e["epoch"] < turn["epoch"] and e["event"] not in INTERRUPTIONS]
+        started_ms = turn["time_ms"] - up_ms
+        if max(e["time_ms"] for e in earlier) >= started_ms or any(began_ms(e) < started_ms for e in self._silences):
+            return False
+        return {*turn.get("brokers", [])} <= started_before(whole, before, earlier)
+
+    def _is_led_anew(self, turn: Entry, state: dict[str, Any]) -> bool:
+        """Whether the partition had no leader, or has another."""
+        return turn is self._first_started or is_election(state)
+
+    def _led_anew(self, turn: Entry) -> int:
+        """Return the number of such partitions, listed or not."""
+        return int(turn["elected"] if turn is not self._first_started else len(turn["states"]) + turn["states_omitted"])
 
     def _is_victim(self, broker_id: int) -> bool:
         """Whether the broker is a victim. The entries of a controller that hangs or is gone are missing, so it may be
@@ -595,14 +623,10 @@ class Teller:
         return f"Broker {before}, the controller until now, has left office and ends: its log directory {why}."
 
     def _why_unnoticed(self, before: int, turn: Entry) -> str:
-        before_it = [entry for entry in self._entries if entry["epoch"] < turn["epoch"]]
-        earlier = [entry["time_ms"] for entry in before_it if entry["event"] not in INTERRUPTIONS]
-        up_ms = turn.get("broker_up_ms")
-        if up_ms is not None and turn["time_ms"] - up_ms > max(earlier):
-            # A controller records each broker that registers, so there was none when this one started.
+        if turn is self._first_started:
             return (
                 f"Broker {before}, the controller until now, is gone, and no other broker ran to replace it: broker "
-                f"{turn['controller']} was started {milliseconds(up_ms)} before."
+                f"{turn['controller']} was started {milliseconds(turn['broker_up_ms'])} before."
             )
         stall = self._stalls.get(before)
         why = "it hung, or was cut off from ZooKeeper, or ZooKeeper was away" if stall is None else not_running(stall)
@@ -640,19 +664,20 @@ class Teller:
 
     def _elections(self, turn: Entry) -> Iterator[Step]:
         states = turn.get("states", [])
-        elected = [state for state in states if _is_election(state)]
-        others = [state for state in states if not _is_election(state)]
+        elected = [state for state in states if self._is_led_anew(turn, state)]
+        others = [state for state in states if not self._is_led_anew(turn, state)]
         omitted = turn.get("states_omitted", 0)
         # The entry counts all elections, and lists the first states.
-        more_elected = turn["elected"] - len(elected) if omitted else 0
+        more_elected = self._led_anew(turn) - len(elected) if omitted else 0
         if elected or more_elected:
             count = counted(len(elected) + more_elected, "partition")
-            text = f"New leaders are elected for {count}, each from the in-sync replicas (the ISR)."
+            leaders = "Leaders" if turn is self._first_started else "New leaders"
+            text = f"{leaders} are elected for {count}, each from the in-sync replicas (the ISR)."
             if not all(state["leader"] in state.get("isr_before", state["isr"]) for state in elected):
-                text = f"New leaders are elected for {count}: from the in-sync replicas (the ISR) or, if none of these "
+                text = f"{leaders} are elected for {count}: from the in-sync replicas (the ISR) or, if none of these "
                 text += "is alive, from the others."
             if any(state["leader"] == NO_LEADER for state in elected):
-                text = f"New leaders are sought for {count}; a partition without a live in-sync replica gets none."
+                text = f"{leaders} are sought for {count}; a partition without a live in-sync replica gets none."
             at_ms = turn["written_at_ms"] if omitted else elected[-1]["at_ms"]
             yield self._step(turn, at_ms, text, tuple(cut(state_lines(elected), more_elected)))
         more_others = omitted - more_elected
@@ -673,7 +698,3 @@ def _sessions(of: Sequence[int]) -> str:
 
 def _is_short(state: dict[str, Any]) -> bool:
     return bool(len(state["isr"]) < state.get("min_isr", 0))
-
-
-def _is_election(state: dict[str, Any]) -> bool:
-    return bool(state["leader"] != state.get("leader_before"))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Iterator, Sequence
+from typing import Any
 
 from minibroker.client.administering.timeline import Entry
 
@@ -133,6 +134,22 @@ def stalls_over(entries: Sequence[Entry], turns: Sequence[int], silent: set[int]
     return found
 
 
+def started_before(startup: Entry, before: int, entries: Sequence[Entry]) -> set[int]:
+    """Return the brokers that cannot have run on since before this election, if none recorded the end or the silence of
+    the controller `before`. Those that fetched from it would have recorded its silence. A leader is elected again with
+    the same ISR if its broker has registered again. `entries`: those before."""
+    found = {before, startup["controller"], *startup.get("unreachable", [])}
+    if any(entry["event"] == "Startup" for entry in entries):
+        found |= {*startup.get("brokers", [])} - alive_after(entries)
+    for state in startup.get("states", []):
+        isr_before = set(state.get("isr_before", ()))
+        if before in isr_before:
+            found |= isr_before
+        if state["leader"] == state.get("leader_before") and isr_before == set(state["isr"]):
+            found.add(state["leader"])
+    return found
+
+
 def controller_before(entries: Sequence[Entry], epoch: int) -> int | None:
     """Return the controller of the epoch before, which it or others have recorded. None if it is not known: an entry of
     a still earlier epoch is about another one."""
@@ -177,3 +194,18 @@ def began_ms(entry: Entry) -> int:
     if entry["event"] == SESSION_ENDED:
         return int(entry["time_ms"] - round(entry["away_ms"]))
     return int(entry["time_ms"] - round(entry.get("lasted_ms", 0.0) + entry.get("waited_ms", 0.0)))
+
+
+def is_election(state: dict[str, Any]) -> bool:
+    return bool(state["leader"] != state.get("leader_before"))
+
+
+def alive_after(entries: Sequence[Entry]) -> set[int]:
+    """Return the brokers in the cluster after these entries, as far as they tell."""
+    alive: set[int] = set()
+    for entry in entries:
+        if entry["event"] == "Startup" and "brokers" in entry:
+            alive = {*entry["brokers"]}
+        alive -= {*entry.get("unreachable", []), *entry.get("lost", [])}
+        alive |= {*entry.get("added", [])}
+    return alive

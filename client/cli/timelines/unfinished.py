@@ -6,7 +6,7 @@ from __future__ import annotations
 from collections.abc import Collection, Iterator, Mapping, Sequence
 
 from minibroker.client.administering.timeline import Entry
-from minibroker.client.cli.timelines.turns import INTERRUPTIONS, STALLED
+from minibroker.client.cli.timelines.turns import INTERRUPTIONS, STALLED, alive_after
 from minibroker.client.cli.timelines.words import date_and_time, milliseconds, unrecorded
 from minibroker.protocol.errors import MinibrokerError, NetworkError
 from minibroker.protocol.words import all_of
@@ -37,7 +37,7 @@ def unfinished(
             "replaced; see `minibroker status`"
         )
     if not {*errors} & {*registered}:  # else the loss of another broker may be recorded in entries that are missing
-        for broker_id in sorted(_alive(entries) - {*registered}):
+        for broker_id in sorted(alive_after(entries) - {*registered}):
             yield f"broker {broker_id} has left the cluster, and no other leads in its place yet: ask again in a moment"
 
 
@@ -66,14 +66,3 @@ def _interruption(entry: Entry) -> str:
 
 def _how_long(entry: Entry) -> str:
     return f"for {milliseconds(entry['lasted_ms'])} until {date_and_time(entry['time_ms'])}"
-
-
-def _alive(entries: Sequence[Entry]) -> set[int]:
-    """Return the brokers in the cluster after these entries, as far as they tell."""
-    alive: set[int] = set()
-    for entry in entries:
-        if entry["event"] == "Startup" and "brokers" in entry:
-            alive = {*entry["brokers"]}
-        alive -= {*entry.get("unreachable", []), *entry.get("lost", [])}
-        alive |= {*entry.get("added", [])}
-    return alive

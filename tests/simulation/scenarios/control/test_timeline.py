@@ -250,6 +250,31 @@ async def test_a_broker_that_was_stopped_and_was_not_replaced_records_for_how_lo
     assert cluster.state(PARTITIONS[0]).leader == stopped
 
 
+@pytest.mark.parametrize("apart_s", [0, 0.3])
+@every_seed(range(3))
+@run_by(on_virtual_loop)
+async def test_after_an_outage_of_the_whole_cluster_all_partitions_are_led_again_when_brokers_run(
+    seed: int, apart_s: float
+) -> None:
+    cluster = await _start_cluster()
+    for broker_id in cluster.broker_ids:
+        cluster.kill_broker(broker_id)
+        await asyncio.sleep(apart_s)
+    await asyncio.sleep(5)
+    await asyncio.gather(*(cluster.start_broker(broker_id) for broker_id in cluster.broker_ids))
+    await asyncio.sleep(5)
+    entries = (await _read(cluster)).entries
+    story = failovers(entries)[-1]
+    [controller] = cluster.active_controllers()
+    assert story.title == f"all brokers had ended, and broker {controller} was started and became the controller"
+    assert (story.elected, story.leaderless, story.noticed_late) == (len(PARTITIONS), (), True)
+    assert story.led_ms is not None
+    assert not story.may_have_run
+    assert "until the last of " in story.ending()
+    of_topic = failovers(entries, "elsewhere")[-1]
+    assert (of_topic.title, of_topic.elected) == (story.title, 0)
+
+
 @pytest.mark.parametrize("is_controller", [False, True])
 @run_by(on_virtual_loop, seed=12)
 async def test_the_report_of_a_broker_that_ends_because_its_disk_is_full_names_that(is_controller: bool) -> None:

@@ -1013,6 +1013,24 @@ def test_a_controller_that_is_started_when_no_broker_ran_is_no_sign_of_a_hang() 
         "Broker 1, the controller until now, is gone, and no other broker ran to replace it: broker 1 was started "
         "900 ms before."
     )
+    assert story.title == "all brokers had ended, and broker 1 was started and became the controller"
+
+
+@pytest.mark.parametrize("is_fetching", [True, False])
+def test_a_broker_that_may_have_run_on_or_recorded_a_silence_is_not_said_not_to_have_run(is_fetching: bool) -> None:
+    recorder = Recorder()
+    details = {"unreachable": [], "topics": 1, "partitions": 1, "read_at_ms": 1.0}
+    recorder.add(0, 1, 1, "Startup", brokers=[1, 2], **details)
+    isr = [2, 1] if is_fetching else [2]
+    states = [state("a-0", (2, 2), (isr, [2]))] if is_fetching else []
+    recorder.add(60_000, 3, 2, "Startup", brokers=[2, 3], broker_up_ms=900.0, states=states, **details)
+    if is_fetching:
+        recorder.add(60_005, 2, 2, "BrokerSilent", broker=1, lasted_ms=6_000.0)
+    story = last_failover(recorder.entries)
+    assert story is not None
+    assert story.elected == 0
+    assert "all brokers" not in story.title
+    assert not any("no other broker ran" in step.text for step in story.steps)
 
 
 def test_the_story_of_one_topic_leaves_the_others_out() -> None:
