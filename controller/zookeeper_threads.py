@@ -10,12 +10,10 @@ from collections import deque
 from collections.abc import Callable
 from typing import Any
 
+from minibroker.protocol.world import silent_at_most_s
+
 _DELIVERIES_PER_TURN = 500
 """Posts that the inbox delivers in one turn of the loop, so that a backlog does not block the loop."""
-_PINGS_PER_TIMEOUT = 3
-"""How often per session timeout kazoo pings."""
-_PING_SLACK_S = 1.0
-"""An answer to a ping may be this late before it counts as missing."""
 _LATE_S = 1.0
 """An answer to any request that takes so long is reported."""
 
@@ -94,7 +92,7 @@ class Hearing:
         post: Callable[[Callable[[float, float], object], float, float], None],
         monotonic: Callable[[], float] = time.monotonic,
     ) -> None:
-        self._late_s = session_timeout_ms / 1_000 / _PINGS_PER_TIMEOUT + _PING_SLACK_S
+        self._late_s = silent_at_most_s(session_timeout_ms)
         self._post = post
         self._monotonic = monotonic
         self._heard_s = monotonic()

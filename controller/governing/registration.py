@@ -48,6 +48,7 @@ from minibroker.protocol.world import (
     World,
     ZooKeeperError,
     ZooKeeperSession,
+    silent_at_most_s,
 )
 from minibroker.protocol.znodes import (
     BROKER_IDS,
@@ -72,9 +73,6 @@ _RECONNECT_PAUSE_S = 0.25
 _RETRY_PAUSE_S = 0.02
 _COMPLAINT_INTERVAL_S = 10.0
 """Seconds between two log lines about an unreachable ZooKeeper."""
-
-_PING_SLACK_S = 1.0
-"""An answer to a ping may be this late before it counts as missing."""
 
 _RECENT_S = 60.0
 _MOST_REMEMBERED = 1_000
@@ -208,15 +206,10 @@ class Registration:
         silent_s = 0.0 if self._session is None else self._session.silent_s
         lost_s = 0.0 if self._lost_at_s is None else now_s - self._lost_at_s
         away_s: float | None = max(silent_s, lost_s)
-        if self.is_connected and silent_s < self._silent_at_most_s:
+        if self.is_connected and silent_s < silent_at_most_s(self._session_timeout_ms):
             away_s = None
         recent = sum(1 for lost_at_s in self._losses if lost_at_s > now_s - _RECENT_S)
         return ZooKeeperContact(away_s, self._session_timeout_ms, self._lost_times, recent)
-
-    @property
-    def _silent_at_most_s(self) -> float:
-        """How long ZooKeeper may be silent if it answers pings."""
-        return self._session_timeout_ms / 1_000 / 3 + _PING_SLACK_S
 
     @property
     def broker_epoch(self) -> int:
@@ -343,7 +336,7 @@ class Registration:
             asked_s = self._world.clock.monotonic() - unanswered_s
             self._away_since_s = asked_s if self._away_since_s is None else min(self._away_since_s, asked_s)
             return
-        if silent_s > self._silent_at_most_s:
+        if silent_s > silent_at_most_s(self._session_timeout_ms):
             self._count_loss()
         self._back(unanswered_s)
 

@@ -291,6 +291,16 @@ class SessionState(Enum):
     """Final. Every later call raises SessionExpired. Open a new session."""
 
 
+PINGS_PER_SESSION_TIMEOUT = 3
+PING_SLACK_S = 1.0
+"""An answer to a ping may be this late before it counts as missing."""
+
+
+def silent_at_most_s(session_timeout_ms: int) -> float:
+    """Return for how many seconds ZooKeeper may be silent if it answers the pings of a session."""
+    return session_timeout_ms / 1_000 / PINGS_PER_SESSION_TIMEOUT + PING_SLACK_S
+
+
 class ZooKeeperSession(Protocol):
     """One session, from its connect to its end. Another session never replaces it silently.
 

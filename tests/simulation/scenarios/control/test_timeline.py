@@ -28,6 +28,8 @@ from tests.simulation.seeds import every_seed
 T = TypeVar("T")
 
 PARTITIONS = [TopicPartition("orders", number) for number in range(6)]
+SETTLED_S = 1
+"""After that, the controller has handled what was notified, and has its answers."""
 
 
 async def _start_cluster(ended: list[int] | None = None) -> VirtualCluster:
@@ -56,7 +58,7 @@ async def _story(cluster: VirtualCluster) -> Story:
 
 async def _all_led_without(cluster: VirtualCluster, broker_id: int) -> None:
     await cluster.until(lambda: all(cluster.state(p).leader not in (NO_LEADER, broker_id) for p in PARTITIONS))
-    await asyncio.sleep(1)  # until the last answers have arrived
+    await asyncio.sleep(SETTLED_S)
 
 
 @every_seed(range(3))
@@ -154,7 +156,7 @@ async def test_brokers_whose_sessions_survive_record_for_how_long_zookeeper_was_
         await asyncio.sleep(away_s)
         for session in sessions:
             session.resume()
-        await asyncio.sleep(1)
+        await asyncio.sleep(SETTLED_S)
     found = (await _read(cluster)).entries
     away = [entry for entry in found if entry["event"] == "ZooKeeperAway"]
     assert sorted(entry["controller"] for entry in away) == list(cluster.broker_ids)
@@ -241,7 +243,7 @@ async def test_a_broker_that_was_stopped_and_was_not_replaced_records_for_how_lo
         cluster.pause_broker(stopped)
         await asyncio.sleep(paused_s)
         cluster.resume_broker(stopped)
-        await asyncio.sleep(1)
+        await asyncio.sleep(SETTLED_S)
     found = (await _read(cluster)).entries
     [stall] = [entry for entry in found if entry["event"] == "BrokerStalled"]
     assert (stall["controller"], stall["epoch"]) == (stopped, 1)
@@ -260,9 +262,10 @@ async def test_after_an_outage_of_the_whole_cluster_all_partitions_are_led_again
     for broker_id in cluster.broker_ids:
         cluster.kill_broker(broker_id)
         await asyncio.sleep(apart_s)
-    await asyncio.sleep(5)
+    outage_s = restart_s = 5
+    await asyncio.sleep(outage_s)
     await asyncio.gather(*(cluster.start_broker(broker_id) for broker_id in cluster.broker_ids))
-    await asyncio.sleep(5)
+    await asyncio.sleep(restart_s)
     entries = (await _read(cluster)).entries
     story = failovers(entries)[-1]
     [controller] = cluster.active_controllers()

@@ -29,6 +29,9 @@ TOLD_BEFORE_MS = 700
 RETRANSMITTED_WITHIN_MS = 2_500
 """Connections of a broker that was cut off are silent for so long after that, until TCP sends again."""
 TOLD_AFTER_MS = 300
+FORMED_S = 3
+SETTLED_S = 5
+"""After that, the controller has handled what was notified, and has its answers."""
 
 
 class Fault(NamedTuple):
@@ -144,7 +147,6 @@ HICCUPS: dict[str, Callable[[Chain, int], Awaitable[None]]] = {
     "ZooKeeper hangs": Chain.zookeeper_hangs,
 }
 
-
 QUICK_SEEDS = (8, 17, 29, 45)  # each shows a fault that there was
 
 
@@ -160,13 +162,14 @@ async def test_each_fault_of_a_chain_has_its_own_story(seed: int) -> None:
     await as_admin(
         cluster, lambda admin: admin.create_topic("orders", partitions=len(PARTITIONS), replication_factor=3)
     )
-    await asyncio.sleep(3)
+    await asyncio.sleep(FORMED_S)
     chain = Chain(cluster, random.Random(seed))
     for _ in range(FAULTS):
         await chain.add()
-    await asyncio.sleep(5)
+    await asyncio.sleep(SETTLED_S)
     stories = failovers((await as_admin(cluster, lambda admin: admin.timeline())).entries)
 
+    assert ended == [fault.victim for fault in chain.told if fault.name == "fill disk"]
     told = [(story.title, story.began_ms) for story in stories]
     assert len(stories) == len(chain.told), (chain.told, told)
     before: Story | None = None
